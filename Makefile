@@ -1,0 +1,37 @@
+# One command each; every target does its own set-up.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS := $(shell find protos -name '*.proto')
+
+.PHONY: setup demo test lint clean
+
+setup: $(VENV)/.stubs
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the locked packages into $(VENV)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.stubs: $(VENV)/.installed $(PROTOS) scripts/generate_stubs.py
+	@$(BIN)/python scripts/generate_stubs.py
+	@touch $@
+
+demo: setup
+	@$(BIN)/hearth demo
+
+test: setup
+	@$(BIN)/python -m pytest
+
+lint: setup
+	@$(BIN)/buf lint
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) .hearth .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find hearth -path '*/v1/*_pb2*' -delete
+	find . -name __pycache__ -prune -exec rm -rf {} +
