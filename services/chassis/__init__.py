@@ -1,0 +1,1 @@
+"""What every service stands on: settings, start and stop, auth, errors, telemetry, database, bus."""

@@ -1,0 +1,342 @@
+"""One exception tree for every service, and its form on the wire.
+
+Raise these anywhere below a servicer; the interceptor turns them into a `google.rpc.Status`. `from_rpc_error` reads one
+back at the caller, so that a failure of another service is handled by class and reason, never by its text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import asyncpg
+import grpc
+import grpc.aio
+import redis.exceptions
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
+
+DOMAIN = "hearth.dev"
+DETAILS_KEY = "grpc-status-details-bin"
+# What a caller is told to wait when a database or the bus is away: long enough for a restart, short for a person.
+DEPENDENCY_RETRY_SECONDS = 1.0
+
+FieldViolation = tuple[str, str]
+_M = TypeVar("_M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """The thing an error is about, as `google.rpc.ResourceInfo` names it."""
+
+    type: str
+    name: str
+    description: str = ""
+
+
+class HearthError(Exception):
+    """An error that a caller may see.
+
+    `message` says what happened and what to do about it. `reason` is a name of `hearth.types.v1.Reason` without its
+    prefix. `field_violations` are (field path, description) pairs, `retry_after` is in seconds, `metadata` carries ids
+    and numbers, never payloads. `details` are further messages for the status, such as a cursor.
+    """
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str,
+        metadata: Mapping[str, str] | None = None,
+        field_violations: Sequence[FieldViolation] = (),
+        retry_after: float | None = None,
+        resource: Resource | tuple[str, str, str] | None = None,
+        details: Sequence[Message] = (),
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+        self.metadata = dict(metadata or {})
+        self.field_violations = tuple(field_violations)
+        self.retry_after = retry_after
+        self.resource = Resource(*resource) if isinstance(resource, tuple) else resource
+        self.details = tuple(details)
+
+    def to_status(self) -> status_pb2.Status:
+        """This error as `google.rpc.Status`, ErrorInfo first, other details only where they say something."""
+        status = status_pb2.Status(code=self.code.value[0], message=self.message)
+        found: list[Message] = [
+            error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=self.metadata),
+        ]
+        if self.field_violations:
+            bad = error_details_pb2.BadRequest()
+            for field, description in self.field_violations:
+                bad.field_violations.add(field=field, description=description)
+            found.append(bad)
+        if self.retry_after is not None:
+            delay = Duration()
+            delay.FromNanoseconds(round(self.retry_after * 1e9))
+            found.append(error_details_pb2.RetryInfo(retry_delay=delay))
+        if self.resource is not None:
+            found.append(
+                error_details_pb2.ResourceInfo(
+                    resource_type=self.resource.type,
+                    resource_name=self.resource.name,
+                    description=self.resource.description,
+                )
+            )
+        for detail in (*found, *self.details):
+            if isinstance(detail, AnyMessage):
+                status.details.append(detail)
+            else:
+                status.details.add().Pack(detail)
+        return status
+
+    def detail(self, kind: type[_M]) -> _M | None:
+        """The first of `details` that is a `kind`, unpacked; None when there is none."""
+        for found in self.details:
+            if isinstance(found, kind):
+                return found
+            if isinstance(found, AnyMessage):
+                message = kind()
+                if found.Unpack(message):
+                    return message
+        return None
+
+
+class InvalidArgument(HearthError):
+    """The request itself is wrong; sending it again changes nothing."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class NotFound(HearthError):
+    """What the request names does not exist."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class AlreadyExists(HearthError):
+    """What the request would make exists with other content."""
+
+    code = grpc.StatusCode.ALREADY_EXISTS
+
+
+class FailedPrecondition(HearthError):
+    """The request is right, but not in the present state."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class Aborted(HearthError):
+    """The request lost a race and may be sent again."""
+
+    code = grpc.StatusCode.ABORTED
+
+
+class ResourceExhausted(HearthError):
+    """A quota or cap is used up."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class Unavailable(HearthError):
+    """The service cannot answer now; the same request may be sent again."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class DeadlineExceeded(HearthError):
+    """The time that the caller gave is over; the outcome may be unknown."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class PermissionDenied(HearthError):
+    """The caller is known and may not do this."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
+class Unauthenticated(HearthError):
+    """The caller is not known."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class OutOfRange(HearthError):
+    """A position lies outside of what exists."""
+
+    code = grpc.StatusCode.OUT_OF_RANGE
+
+
+class Unimplemented(HearthError):
+    """This is not built yet."""
+
+    code = grpc.StatusCode.UNIMPLEMENTED
+
+
+class Internal(HearthError):
+    """A defect of ours; the log holds the stack."""
+
+    code = grpc.StatusCode.INTERNAL
+
+
+class Cancelled(HearthError):
+    """The caller gave up."""
+
+    code = grpc.StatusCode.CANCELLED
+
+
+class DataLoss(HearthError):
+    """Stored data is missing or broken."""
+
+    code = grpc.StatusCode.DATA_LOSS
+
+
+_BY_CODE: dict[grpc.StatusCode, type[HearthError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidArgument,
+        NotFound,
+        AlreadyExists,
+        FailedPrecondition,
+        Aborted,
+        ResourceExhausted,
+        Unavailable,
+        DeadlineExceeded,
+        PermissionDenied,
+        Unauthenticated,
+        OutOfRange,
+        Unimplemented,
+        Internal,
+        Cancelled,
+        DataLoss,
+    )
+}
+
+
+def invalid(field: str, description: str, *, reason: str = "INVALID_FIELD") -> InvalidArgument:
+    """The error for one wrong field: `field` is its path in the request, `description` says what it must be."""
+    return InvalidArgument(f"{field}: {description}", reason=reason, field_violations=((field, description),))
+
+
+def not_implemented(what: str) -> Unimplemented:
+    """The error for what the contract has and this version does not; `what` is the subject of the sentence."""
+    return Unimplemented(f"{what} is not built in this version", reason="NOT_IMPLEMENTED")
+
+
+def dependency_unavailable(name: str, why: str = "does not answer") -> Unavailable:
+    """The error for a database, bus or service that is away; `name` is what an operator calls it."""
+    return Unavailable(
+        f"{name} {why}; the request changed nothing that is known, send it again",
+        reason="DEPENDENCY_UNAVAILABLE",
+        metadata={"dependency": name},
+        retry_after=DEPENDENCY_RETRY_SECONDS,
+    )
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> HearthError:
+    """The exception that the called service raised, with everything its status carried.
+
+    A status without our details (made by gRPC itself, by a proxy) becomes the class of its code, reason UNSPECIFIED.
+    """
+    kind = _BY_CODE.get(error.code(), Internal)
+    message = error.details() or error.code().name
+    status = _status_of(error)
+    if status is None:
+        return kind(message, reason="UNSPECIFIED")
+    reason, metadata = "UNSPECIFIED", dict[str, str]()
+    violations: list[FieldViolation] = []
+    retry_after: float | None = None
+    resource: Resource | None = None
+    further: list[Message] = []
+    for packed in status.details:
+        info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+        retry, about = error_details_pb2.RetryInfo(), error_details_pb2.ResourceInfo()
+        if packed.Unpack(info):
+            reason, metadata = info.reason, dict(info.metadata)
+        elif packed.Unpack(bad):
+            violations += [(violation.field, violation.description) for violation in bad.field_violations]
+        elif packed.Unpack(retry):
+            retry_after = retry.retry_delay.ToNanoseconds() / 1e9
+        elif packed.Unpack(about):
+            resource = Resource(about.resource_type, about.resource_name, about.description)
+        else:
+            further.append(packed)
+    return kind(
+        message,
+        reason=reason,
+        metadata=metadata,
+        field_violations=violations,
+        retry_after=retry_after,
+        resource=resource,
+        details=further,
+    )
+
+
+def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            try:
+                return status_pb2.Status.FromString(value)
+            except DecodeError:
+                return None
+    return None
+
+
+_POSTGRES_AWAY: tuple[type[Exception], ...] = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.QueryCanceledError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.InvalidCachedStatementError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.DiskFullError,
+)
+_VALKEY_AWAY: tuple[type[Exception], ...] = (
+    redis.exceptions.ConnectionError,
+    redis.exceptions.TimeoutError,
+    redis.exceptions.BusyLoadingError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.OutOfMemoryError,
+)
+_AWAY: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
+    (_POSTGRES_AWAY, "Postgres"),
+    (_VALKEY_AWAY, "Valkey"),
+    ((asyncio.TimeoutError, ConnectionError), "a dependency"),
+)
+# What a call to another service may fail with while that service is restarting: a server that refuses a storm of new
+# calls answers CANCELLED, and a deadline that we set ourselves says only that it was too slow.
+_SERVICE_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+def as_hearth_error(error: Exception) -> HearthError | None:
+    """What a caller should see for `error`; None means a defect: log it with its stack and answer `internal()`."""
+    if isinstance(error, HearthError):
+        return error
+    if isinstance(error, grpc.aio.AioRpcError):
+        return dependency_unavailable("a service that this one calls") if error.code() in _SERVICE_AWAY else None
+    if isinstance(error, NotImplementedError):
+        return not_implemented("this RPC")
+    for kinds, dependency in _AWAY:
+        if isinstance(error, kinds):
+            return dependency_unavailable(dependency)
+    return None
+
+
+def internal() -> Internal:
+    """The answer for a defect: it says nothing about the cause, which is in the log beside the trace id."""
+    return Internal("an internal error; the service log holds it under this call's trace id", reason="INTERNAL")

@@ -1,0 +1,226 @@
+"""Settings of a process, all from the environment, checked once at start.
+
+A service subclasses `ChassisSettings`, or `PostgresSettings` and `ValkeySettings` where it cannot run without them, and
+loads its class with `load`, which names the wrong variable and ends the process instead of running half configured.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from pathlib import Path
+from typing import Literal, NamedTuple, NoReturn, TypeVar
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PREFIX = "HEARTH_"
+# Exit code of a process that was started wrongly: a supervisor that restarts it would see the same again.
+EXIT_USAGE = 2
+
+
+class Address(NamedTuple):
+    """A host and a TCP port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """`host:port` or `[v6]:port`; raises ValueError that says what is wrong."""
+        host, separator, port = text.rpartition(":")
+        if not separator or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"{text!r} is not host:port, for example 127.0.0.1:7400")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise ValueError(f"{text!r}: an IPv6 host goes in brackets, for example [::1]:7400")
+        if not host:
+            raise ValueError(f"{text!r} has no host; use 127.0.0.1:{port}, or 0.0.0.0:{port} for every interface")
+        return cls(host, int(port))
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class ChassisSettings(BaseSettings):
+    """What every service process reads. Durations are seconds, sizes are counts unless said otherwise."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
+
+    listen: str = Field(default="127.0.0.1:0", description="host:port to bind; port 0 takes a free one")
+    address_file: Path | None = Field(
+        default=None, description="the bound address is written here once the port is open"
+    )
+
+    pool_address: str = Field(default="127.0.0.1:7400", description="host:port of the pool service")
+    history_address: str = Field(default="127.0.0.1:7401", description="host:port of the history service")
+    relay_address: str = Field(default="127.0.0.1:7402", description="host:port of the relay service")
+    sandbox_address: str = Field(default="127.0.0.1:7403", description="host:port of the sandbox service")
+
+    auth_file: Path | None = Field(default=None, description="JSON file of token hashes; none = no auth, loopback only")
+    token: str = Field(default="", repr=False, description="bearer token that this process sends to other services")
+    tls_certificate_file: Path | None = Field(default=None, description="PEM certificate chain of this server")
+    tls_key_file: Path | None = Field(default=None, description="PEM key of this server")
+    tls_ca_file: Path | None = Field(
+        default=None, description="PEM roots for calls to other services; set = calls use TLS"
+    )
+
+    call_timeout: float = Field(default=10.0, gt=0, description="deadline of an outgoing unary call that sets none")
+    shutdown_grace: float = Field(default=30.0, gt=0, description="from the signal to the end of the process, at most")
+    connection_age: float = Field(default=3600.0, gt=0, description="a client connection is asked to move after this")
+    connection_age_grace: float = Field(default=600.0, gt=0, description="what its open calls get after that")
+    auth_recheck: float = Field(
+        default=300.0, gt=0, description="how often the rights of an open stream are checked again"
+    )
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_format: Literal["auto", "json", "text"] = Field(
+        default="auto", description="auto = text on a terminal, else json"
+    )
+    trace_file: Path | None = Field(
+        default=None, description="finished spans are appended here, one JSON object a line"
+    )
+    otlp_endpoint: str = Field(
+        default="", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT", description="OTLP/gRPC collector"
+    )
+
+    @field_validator("listen", "pool_address", "history_address", "relay_address", "sandbox_address")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        Address.parse(value)
+        return value
+
+    @field_validator("auth_file", "tls_certificate_file", "tls_key_file", "tls_ca_file")
+    @classmethod
+    def _is_file(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_file():
+            raise ValueError(f"{value} is not a file")
+        return value
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _upper(cls, value: object) -> object:
+        return value.upper() if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _safe_together(self) -> ChassisSettings:
+        if self.auth_file is None and not Address.parse(self.listen).loopback:
+            raise ValueError(
+                f"{PREFIX}LISTEN={self.listen} is reachable from other machines and {PREFIX}AUTH_FILE is not set;"
+                " set it, or listen on 127.0.0.1"
+            )
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise ValueError(f"{PREFIX}TLS_CERTIFICATE_FILE and {PREFIX}TLS_KEY_FILE go together, one is missing")
+        return self
+
+
+class PostgresSettings(ChassisSettings):
+    """Settings of a service that keeps its rows in Postgres."""
+
+    postgres_dsn: str = Field(repr=False, description="postgresql://user:password@host:port/database")
+    postgres_pool_size: int = Field(default=10, ge=1, description="connections of this process, at most")
+    postgres_acquire_timeout: float = Field(
+        default=5.0, gt=0, description="wait for a free connection, then UNAVAILABLE"
+    )
+    postgres_connect_timeout: float = Field(default=5.0, gt=0, description="time to open one connection")
+    postgres_statement_timeout: float = Field(default=15.0, gt=0, description="one statement, at the server")
+    postgres_lock_timeout: float = Field(default=5.0, gt=0, description="one wait for a row lock, at the server")
+    postgres_start_timeout: float = Field(
+        default=30.0, ge=0, description="how long a start waits for Postgres to answer"
+    )
+
+    @field_validator("postgres_dsn")
+    @classmethod
+    def _is_dsn(cls, value: str) -> str:
+        if not value.startswith(("postgresql://", "postgres://")):
+            raise ValueError("must start with postgresql://")
+        return value
+
+
+class ValkeySettings(ChassisSettings):
+    """Settings of a service that uses the bus."""
+
+    valkey_url: str = Field(repr=False, description="redis://[user:password@]host:port/db, rediss:// for TLS")
+    valkey_pool_size: int = Field(default=32, ge=1, description="command connections of this process, at most")
+    valkey_acquire_timeout: float = Field(default=2.0, gt=0, description="wait for a free connection, then UNAVAILABLE")
+    valkey_connect_timeout: float = Field(default=2.0, gt=0, description="time to open one connection")
+    valkey_command_timeout: float = Field(default=5.0, gt=0, description="one command that does not block")
+    valkey_start_timeout: float = Field(default=30.0, ge=0, description="how long a start waits for Valkey to answer")
+
+    @field_validator("valkey_url")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        if not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must start with redis://, rediss:// or unix://")
+        return value
+
+
+class StartupError(Exception):
+    """A start that cannot succeed; the message says what to change.
+
+    `exit_code` 2 = the settings are wrong, 1 = the surroundings are.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+_S = TypeVar("_S", bound=ChassisSettings)
+
+
+def load(settings_class: type[_S]) -> _S:
+    """Read `settings_class` from the environment; on a wrong value say which on stderr and exit with 2."""
+    try:
+        return settings_class()
+    except ValidationError as error:
+        for line in problems(settings_class, error):
+            print(line, file=sys.stderr)
+        _exit()
+
+
+def problems(settings_class: type[ChassisSettings], error: ValidationError) -> list[str]:
+    """One line for each wrong variable, by its name in the environment. Values of hidden fields are not shown."""
+    lines = []
+    for found in error.errors(include_url=False, include_input=False, include_context=False):
+        path = [str(part) for part in found["loc"]]
+        message = found["msg"].removeprefix("Value error, ")
+        if not path:
+            lines.append(message)
+            continue
+        name = _variable(settings_class, path[0])
+        if found["type"] == "missing":
+            lines.append(f"{name} is not set: {_describe(settings_class, path[0])}")
+        else:
+            lines.append(f"{name} is wrong: {message}")
+    return lines
+
+
+def _variable(settings_class: type[ChassisSettings], field: str) -> str:
+    known = settings_class.model_fields
+    if field not in known:
+        return field if field.isupper() else PREFIX + field.upper()
+    alias = known[field].validation_alias
+    return alias if isinstance(alias, str) else PREFIX + field.upper()
+
+
+def _describe(settings_class: type[ChassisSettings], field: str) -> str:
+    for name, info in settings_class.model_fields.items():
+        if field in {name, info.validation_alias, PREFIX + name.upper()}:
+            return info.description or "it is required"
+    return "it is required"
+
+
+def _exit() -> NoReturn:
+    raise SystemExit(EXIT_USAGE)
