@@ -1,7 +1,8 @@
 """What the pool needs of an agent program, whatever protocol it speaks.
 
-A `HarnessClient` opens sessions in an agent that runs behind the daemon of a sandbox; a `HarnessSession` is one live agent
-session, kept between turns. One prompt runs at a time in a session. Implementations raise `HarnessError` and nothing else.
+A `HarnessClient` opens sessions in an agent that runs behind the daemon of a sandbox; a `HarnessSession` is one live
+agent session, kept between turns. One prompt runs at a time in a session. Implementations raise `HarnessError` and
+nothing else.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ class HarnessSession(Protocol):
         ...
 
     async def park(self) -> None:
-        """Let go of the stream between turns; the next `prompt` resumes it where it was. Raises when it is already lost."""
+        """Let go of the stream between turns; the next `prompt` resumes it where it was. Raises when it is lost."""
         ...
 
     async def close(self) -> None:
