@@ -1,0 +1,127 @@
+"""Opening connections to the services of a deployment, with the options that their servers are made for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+import grpc
+import grpc.aio
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+# Servers end a connection that pings more often than every 10 s.
+KEEPALIVE_MILLISECONDS = 30_000
+
+# Every RPC is safe to repeat (request ids, event ids, claims), so gRPC may repeat one whose answer never came. Any
+# other code says that the request arrived.
+_SERVICE_CONFIG = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [{}],
+                "retryPolicy": {
+                    "maxAttempts": 4,
+                    "initialBackoff": "0.1s",
+                    "maxBackoff": "2s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ]
+    }
+)
+
+OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.service_config", _SERVICE_CONFIG),
+    ("grpc.enable_retries", 1),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # A channel without calls is checked too, else its next call waits for TCP to find out that the other side is gone.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 3_000),
+    # Its growing windows let a stalled reader swallow megabytes before the writer notices.
+    ("grpc.http2.bdp_probe", 0),
+    # One connection for each channel object, so that closing a channel closes its connection.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_Metadata = grpc.aio.Metadata | Sequence[tuple[str, str | bytes]] | None
+
+
+def open_channel(
+    address: str,
+    *,
+    token: str = "",
+    root_certificates: bytes | None = None,
+    options: Sequence[tuple[str, Any]] = (),
+) -> grpc.aio.Channel:
+    """A channel to the service at `address` (host:port); it connects at its first call. Close it when done.
+
+    `token` is sent as bearer token with each call. With `root_certificates` (PEM) the connection uses TLS and accepts
+    servers signed by one of them. `options` come after `OPTIONS` and win over them.
+    """
+    merged = dict(OPTIONS) | dict(options)
+    if root_certificates is not None:
+        credentials = grpc.ssl_channel_credentials(root_certificates=root_certificates)
+        channel = grpc.aio.secure_channel(address, credentials, options=list(merged.items()))
+    else:
+        channel = grpc.aio.insecure_channel(address, options=list(merged.items()))
+    return _TokenChannel(channel, token) if token else channel
+
+
+class _TokenChannel(grpc.aio.Channel):
+    """A channel that adds the token to each call.
+
+    Not an interceptor: gRPC hands the messages of an intercepted stream through a queue of its own, one by one, and
+    that costs more than the message.
+    """
+
+    def __init__(self, inner: grpc.aio.Channel, token: str) -> None:
+        self._inner = inner
+        self._authorization = ("authorization", f"Bearer {token}")
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_token(self._inner.unary_unary(*args, **kwargs))
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_token(self._inner.unary_stream(*args, **kwargs))
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_token(self._inner.stream_unary(*args, **kwargs))
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_token(self._inner.stream_stream(*args, **kwargs))
+
+    def _with_token(self, multi_callable: Any) -> Any:
+        def call(*request: Any, metadata: _Metadata = None, **options: Any) -> Any:
+            sent = grpc.aio.Metadata(*cast("Any", metadata or ()), self._authorization)
+            return multi_callable(*request, metadata=sent, **options)
+
+        return call
+
+    async def close(self, grace: float | None = None) -> None:
+        await self._inner.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._inner.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._inner.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._inner.channel_ready()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        await self.close()
