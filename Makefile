@@ -27,6 +27,7 @@ test: setup
 
 lint: setup
 	@$(BIN)/buf lint
+	@$(BIN)/python scripts/generate_docs.py --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy

@@ -27,7 +27,7 @@ class Watch:
     """The items of one session, over reconnects. Iterate it once; `cursor` is where a later watch would resume.
 
     `after` None starts at the beginning, `tail` at what comes from now on. After a reconnect the relay sends again what
-    it has buffered of unfinished messages; an item `reset`, made here, comes before it and voids the frames held so far.
+    it has buffered of unfinished messages; an item `reset`, made here, comes first and voids the frames held so far.
     Errors that a reconnect cannot heal (`CURSOR_AHEAD`, `LOG_REPLACED`, `CURSOR_EXPIRED`, rights) are raised as the
     `grpc.aio.AioRpcError` that they are.
     """

@@ -1,0 +1,157 @@
+"""`hearth chat`: talk to an agent in the terminal, and see its answer as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from hearth.cli.output import addresses, out, run, token
+from hearth.cli.stack import DEFAULT_ROOT, Root
+from hearth.client import Client, session_key
+from hearth.reducer import Entry, Transcript, ending_summary, is_ending
+from hearth.session.v1 import session_pb2 as control_pb2
+from hearth.types.v1 import event_pb2, session_pb2
+
+HOW_COLOURS = {"warm": "green", "restarted": "yellow", "cold": "blue"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file."""
+    app.command()(chat)
+
+
+def chat(
+    session: Annotated[str, typer.Argument(help="id of the session; empty: a new one")] = "",
+    project: Annotated[str, typer.Option(envvar="HEARTH_PROJECT", help="project of the session")] = "demo",
+    agent: Annotated[str, typer.Option(help="agent of the session; empty: the one it has")] = "",
+    root: Root = DEFAULT_ROOT,
+) -> None:
+    """Talk to an agent. Ctrl-C while it works stops it; an empty line or Ctrl-D leaves."""
+    name = session or f"chat-{uuid.uuid4().hex[:8]}"
+    run(_chat(name, project, agent, root))
+
+
+async def _chat(name: str, project: str, agent: str, root: Root) -> None:
+    key = session_key(project, name)
+    out.print(f"session [bold]{escape(name)}[/bold] of project {escape(project)}; an empty line leaves")
+    async with Client(addresses(root), token=token()) as client:
+        spec = control_pb2.SessionSpec(agent=agent) if agent else None
+        cursor = (await client.head(key)).head
+        while True:
+            out.print("[bold cyan]you[/bold cyan]   ", end="")
+            line = (await asyncio.to_thread(sys.stdin.readline)).strip()
+            if not line:
+                return
+            answer = await client.send(key, line, spec=spec)
+            spec = None
+            execution_id = answer.started.execution.execution_id
+            if not execution_id:
+                out.print("[yellow]it waits behind what runs in this session[/yellow]")
+                continue
+            with _stopped_by_interrupt(client, key, execution_id):
+                await follow_turn(client, key, execution_id, after=cursor)
+            cursor = (await client.head(key)).head
+
+
+@contextlib.contextmanager
+def _stopped_by_interrupt(client: Client, key: session_pb2.SessionKey, execution_id: str) -> Iterator[None]:
+    """Inside, Ctrl-C asks the agent to stop instead of ending the program."""
+    loop = asyncio.get_running_loop()
+    stops: list[asyncio.Task[control_pb2.Command]] = []
+
+    def stop() -> None:
+        if not stops:
+            out.print("\n[yellow]stopping ...[/yellow]")
+            stops.append(asyncio.create_task(client.stop(key, execution_id=execution_id)))
+
+    loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+async def follow_turn(
+    client: Client,
+    key: session_pb2.SessionKey,
+    execution_id: str,
+    *,
+    after: session_pb2.Cursor | None,
+    quiet: bool = False,
+) -> str:
+    """Show one execution until it ends; gives its outcome, as `completed`."""
+    view = Transcript()
+    printer = _Printer(quiet)
+    async for item in client.watch(key, after=after):
+        changed = view.apply(item)
+        if changed is not None:
+            printer.show(changed)
+        event = item.event.event
+        if is_ending(event.type) and event.execution_id == execution_id:
+            printer.end(event)
+            return event.type.removeprefix("execution.")
+    raise AssertionError("a watch ends only when it is left")
+
+
+class _Printer:
+    """Prints what is new of each entry, so that text appears as it streams and only once."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._printed: dict[str, int] = {}
+        self._current = ""
+
+    def show(self, entry: Entry) -> None:
+        if self._quiet or entry.kind == "user":
+            return
+        if entry.kind == "tool":
+            if entry.final:
+                self._begin(entry.entity_id, "")
+                self._current = ""
+                out.print(f"[magenta]tool[/magenta]  {escape(entry.title)} [dim]{escape(entry.status)}[/dim]")
+            return
+        done = self._printed.get(entry.entity_id, 0)
+        fresh = entry.text[done:]
+        if not fresh or entry.broken:
+            return
+        label = "[bold green]agent[/bold green] " if entry.kind == "agent" else "[dim]think[/dim] "
+        self._begin(entry.entity_id, label)
+        style = "dim" if entry.kind == "thought" else ""
+        out.print(escape(fresh), end="", style=style, soft_wrap=True)
+        self._printed[entry.entity_id] = len(entry.text)
+
+    def end(self, event: event_pb2.Event) -> None:
+        if self._quiet:
+            return
+        self._begin("", "")
+        summary = ending_summary(event)
+        assert summary is not None
+        how = summary.how or "never reached the agent"
+        outcome = event.type.removeprefix("execution.")
+        timings = ", ".join(
+            f"{stage.stage}{f' ({stage.how})' if stage.how else ''} {stage.duration_us / 1000:.0f} ms"
+            for stage in summary.stages
+        )
+        failed = f" [red]{event.execution_failed.code}: {escape(event.execution_failed.message)}[/red]"
+        out.print(
+            f"[dim]{outcome}[/dim], [{HOW_COLOURS.get(how, 'red')}]{how}[/] [dim]{timings}[/dim]"
+            f"{failed if event.HasField('execution_failed') else ''}",
+            soft_wrap=True,
+        )
+
+    def _begin(self, entity_id: str, label: str) -> None:
+        if self._current == entity_id:
+            return
+        if self._current:
+            out.print()
+        self._current = entity_id
+        if label:
+            out.print(label, end="")

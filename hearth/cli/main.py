@@ -1,0 +1,27 @@
+"""`hearth`: run Hearth on this machine, and talk to agents through it.
+
+Exit codes: 0 done, 1 done with a bad outcome, 2 wrong usage, 3 no service answers, 4 a service refused.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from hearth.cli import chat, demo, sessions, stack
+
+app = typer.Typer(
+    name="hearth", help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+stack.register(app)
+demo.register(app)
+chat.register(app)
+sessions.register(app)
+
+
+def main() -> None:
+    """Entry point of the `hearth` program."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""How commands speak: colours on a terminal, one JSON object with `--json`, and exit codes that mean something."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import json
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import grpc.aio
+import typer
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.markup import escape
+
+from hearth.client import Addresses
+from hearth.embedded.records import StackRecord
+from hearth.errors import CallError, read_error
+
+T = TypeVar("T")
+
+# Progress and errors go to stderr, results to stdout, so that `--json` output can be piped.
+err = Console(stderr=True, highlight=False)
+out = Console(highlight=False)
+
+
+class Exit(enum.IntEnum):
+    """What the exit code of a command says."""
+
+    OK = 0
+    FAILED = 1  # the work was done, and its outcome is bad: a failed turn, a broken promise
+    USAGE = 2  # the command itself is wrong
+    UNREACHABLE = 3  # no service answers, or one is not ready; trying again may help
+    REFUSED = 4  # a service answered and refused; its reason says what to change
+
+
+def addresses(root: Path) -> Addresses:
+    """Where the services are: the environment, else the stack below `root`, else the standard ports."""
+    record = StackRecord.load(root / "stack.json") or StackRecord()
+    default = Addresses()
+
+    def of(name: str) -> str:
+        return os.environ.get(f"HEARTH_{name.upper()}_ADDRESS") or record.address(name) or str(getattr(default, name))
+
+    return Addresses(pool=of("pool"), history=of("history"), relay=of("relay"), sandbox=of("sandbox"))
+
+
+def token() -> str:
+    """Bearer token of the user, from HEARTH_TOKEN."""
+    return os.environ.get("HEARTH_TOKEN", "")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command to its end; what a service answered becomes a message and an exit code."""
+    try:
+        return asyncio.run(work)
+    except grpc.aio.AioRpcError as error:
+        fail_call(read_error(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def fail_call(error: CallError) -> NoReturn:
+    """End the command with the error of a call."""
+    reason = f" [dim]({escape(error.reason)})[/dim]" if error.reason else ""
+    err.print(f"[red]{escape(error.code.name)}[/red]{reason} {escape(error.message)}")
+    for field, description in error.field_violations:
+        err.print(f"  [yellow]{escape(field)}[/yellow] {escape(description)}")
+    unreachable = error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    if unreachable and not error.reason:
+        err.print("  is a stack running? `hearth status` tells, `hearth up` starts one")
+    raise typer.Exit(Exit.UNREACHABLE if unreachable else Exit.REFUSED)
+
+
+def fail(message: str, code: Exit = Exit.FAILED) -> NoReturn:
+    """End the command with a message of its own."""
+    err.print(f"[red]{escape(message)}[/red]")
+    raise typer.Exit(code)
+
+
+def print_json(content: object) -> None:
+    """One JSON object on one line of stdout, flushed."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(content, separators=(",", ":"), ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+
+
+def as_dict(message: Message) -> dict[str, Any]:
+    """A message as JSON in the field names of the protos. 64-bit numbers are strings, as in all Protobuf JSON."""
+    content: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return content
+
+
+def say(message: str) -> None:
+    """Progress for a person."""
+    err.print(f"[dim]{escape(message)}[/dim]")
