@@ -1,0 +1,202 @@
+"""Outgoing calls: one way to open a channel to another service.
+
+What a channel adds to each call: the bearer token, a deadline (never later than that of the call being served), a
+CLIENT span with its context in the metadata. Retries, keepalive and back-off are gRPC's own, set by options.
+
+OpenTelemetry's client interceptors are not used: they never end the span of a call that is cancelled, so its children
+on the other side would be orphans, and they replace the call of a stream by a generator that cannot be written to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+import grpc
+import grpc.aio
+from opentelemetry import propagate, trace
+from opentelemetry.trace import SpanKind
+
+from services.chassis.deadlines import bounded
+from services.chassis.scopes import is_open
+from services.chassis.settings import ChassisSettings
+from services.chassis.spans import CallSpan
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+KEEPALIVE_MILLISECONDS = 30_000
+
+# Every RPC is safe to repeat (request ids, event ids, claims), so gRPC may repeat it when the answer never came. Any
+# other code says that the request arrived.
+_SERVICE_CONFIG = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [{}],
+                "retryPolicy": {
+                    "maxAttempts": 4,
+                    "initialBackoff": "0.1s",
+                    "maxBackoff": "2s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ]
+    }
+)
+
+OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.service_config", _SERVICE_CONFIG),
+    ("grpc.enable_retries", 1),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # A parked channel is checked too, else its next call waits for TCP to find out that the other side is gone.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 3_000),
+    # Its growing windows let a stalled reader swallow megabytes before the writer notices.
+    ("grpc.http2.bdp_probe", 0),
+    # One connection for each channel object, so that closing a channel closes its connection.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_Metadata = grpc.aio.Metadata | Sequence[tuple[str, str | bytes]] | None
+
+
+def open_channel(address: str, settings: ChassisSettings) -> grpc.aio.Channel:
+    """A channel to `address` (host:port); it connects at its first call. Close it when done: that cancels its calls.
+
+    A unary call without `timeout` gets `settings.call_timeout`; calls with a stream get none of their own.
+    """
+    if settings.tls_ca_file is not None:
+        credentials = grpc.ssl_channel_credentials(root_certificates=settings.tls_ca_file.read_bytes())
+        inner = grpc.aio.secure_channel(address, credentials, options=list(OPTIONS))
+    else:
+        inner = grpc.aio.insecure_channel(address, options=list(OPTIONS))
+    return _Channel(inner, token=settings.token, timeout=settings.call_timeout)
+
+
+class _Outgoing:
+    """What is added to each call of one channel."""
+
+    def __init__(self, token: str) -> None:
+        self._authorization = f"Bearer {token}" if token else ""
+        self._open: set[grpc.aio.Call] = set()
+
+    def call(
+        self,
+        method: str,
+        metadata: _Metadata,
+        start: Callable[[grpc.aio.Metadata], Any],
+        *,
+        stream: bool,
+    ) -> Any:
+        """Start a call with `start(metadata)` and follow it to its end."""
+        sent = grpc.aio.Metadata(*cast("Any", metadata or ()))
+        if self._authorization:
+            sent.add("authorization", self._authorization)
+        if is_open(method):
+            return start(sent)
+        span = CallSpan(method, SpanKind.CLIENT, stream=stream)
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, context=trace.set_span_in_context(span.span))
+        for key, value in carrier.items():
+            sent.add(key, value)
+        try:
+            call: grpc.aio.Call = start(sent)
+        except BaseException:
+            span.finish(grpc.StatusCode.INTERNAL)
+            raise
+        self._open.add(call)
+        call.add_done_callback(lambda _: self._done(call, span))
+        return call
+
+    def cancel_all(self) -> None:
+        """Cancel what is open: a channel closed with a parked reader on it leaks its connection."""
+        for call in list(self._open):
+            call.cancel()
+
+    def _done(self, call: grpc.aio.Call, span: CallSpan) -> None:
+        self._open.discard(call)
+        span.finish(_known_code(call))
+
+
+def _known_code(call: grpc.aio.Call) -> grpc.StatusCode:
+    """The code of a call that is done; `code()` is a coroutine that then has nothing to wait for."""
+    asked = cast("Any", call.code())
+    try:
+        asked.send(None)
+    except StopIteration as done:
+        if isinstance(done.value, grpc.StatusCode):
+            return done.value
+    finally:
+        asked.close()
+    return grpc.StatusCode.UNKNOWN
+
+
+class _MultiCallable:
+    """A gRPC multi-callable of any kind, with what the channel adds to each of its calls."""
+
+    def __init__(self, inner: Any, method: str, outgoing: _Outgoing, *, timeout: float | None, stream: bool) -> None:
+        self._inner, self._method, self._outgoing = inner, method, outgoing
+        self._timeout, self._stream = timeout, stream
+
+    def __call__(self, *request: Any, timeout: float | None = None, metadata: _Metadata = None, **options: Any) -> Any:
+        ends = bounded(self._timeout if timeout is None else timeout)
+
+        def start(sent: grpc.aio.Metadata) -> Any:
+            return self._inner(*request, timeout=ends, metadata=sent, **options)
+
+        return self._outgoing.call(self._method, metadata, start, stream=self._stream)
+
+
+class _Channel(grpc.aio.Channel):
+    """A channel that adds what `_Outgoing` does; the calls it gives out are gRPC's own."""
+
+    def __init__(self, inner: grpc.aio.Channel, *, token: str, timeout: float) -> None:
+        self._inner = inner
+        self._timeout = timeout
+        self._outgoing = _Outgoing(token)
+
+    def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        inner = self._inner.unary_unary(method, *args, **kwargs)
+        return _MultiCallable(inner, method, self._outgoing, timeout=self._timeout, stream=False)
+
+    def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        inner = self._inner.unary_stream(method, *args, **kwargs)
+        return _MultiCallable(inner, method, self._outgoing, timeout=None, stream=True)
+
+    def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        inner = self._inner.stream_unary(method, *args, **kwargs)
+        return _MultiCallable(inner, method, self._outgoing, timeout=None, stream=False)
+
+    def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        inner = self._inner.stream_stream(method, *args, **kwargs)
+        return _MultiCallable(inner, method, self._outgoing, timeout=None, stream=True)
+
+    async def close(self, grace: float | None = None) -> None:
+        if not grace:
+            self._outgoing.cancel_all()
+        await self._inner.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._inner.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._inner.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._inner.channel_ready()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,254 @@
+"""What surrounds every RPC of a server, from the outside in: its span, the mapping of its errors, the caller's rights.
+
+Each interceptor sees a handler as one coroutine function (`as_run`), whichever of the four kinds it is and whether it
+yields or writes its responses. A stream's generator is closed when the stream ends, however that happens; gRPC itself
+leaves that to the garbage collector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from grpc_status import rpc_status
+from opentelemetry import propagate, trace
+from opentelemetry.instrumentation.grpc import aio_server_interceptor
+from opentelemetry.trace import SpanKind
+
+from services.chassis import deadlines
+from services.chassis.errors import HearthError, Unavailable, as_hearth_error, internal, invalid
+from services.chassis.scopes import is_open
+from services.chassis.spans import CallSpan
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler = grpc.RpcMethodHandler[Any, Any]
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
+# A handler of any kind: the request (or the iterator of requests) and the context in, the response (None after a stream
+# of responses, which it has written) out.
+Run = Callable[[Any, Context], Awaitable[Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Malformed:
+    """Stands for a request that is no message of its type, until the handler's place in the chain is reached."""
+
+
+def as_run(handler: Handler) -> Run:
+    """The behaviour of a handler of any kind, as one coroutine function."""
+    behavior = cast(
+        "Callable[[Any, Context], Any]",
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream,
+    )
+
+    async def run(request: Any, context: Context) -> Any:
+        result = behavior(request, context)
+        if inspect.isawaitable(result):
+            return await result
+        responses = cast("AsyncIterator[Any]", result)
+        try:
+            async for response in responses:
+                await context.write(response)
+        finally:
+            close = getattr(responses, "aclose", None)
+            if close is not None:
+                await close()
+        return None
+
+    return run
+
+
+def as_handler(handler: Handler, run: Run, *, parse: Callable[[bytes], Any] | None = None) -> Handler:
+    """A handler like `handler` that behaves as `run`; `parse` replaces its deserializer."""
+    if handler.request_streaming:
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+    else:
+        make = (
+            grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+        )
+    return make(cast("Any", run), parse or handler.request_deserializer, handler.response_serializer)
+
+
+class TelemetryInterceptor(grpc.aio.ServerInterceptor):
+    """One SERVER span for each call, continuing the caller's trace. Health checks and reflection have none.
+
+    Calls with one response use OpenTelemetry's own interceptor. It cannot serve a handler that writes its responses,
+    and holds a stream's span open until the stream ends, so streams have their own here.
+    """
+
+    def __init__(self) -> None:
+        self._single = aio_server_interceptor()  # type: ignore[no-untyped-call]
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or is_open(handler_call_details.method):
+            return handler
+        if handler.response_streaming:
+            return as_handler(handler, self._stream(handler_call_details.method, as_run(handler)))
+
+        async def found(_: grpc.HandlerCallDetails) -> Handler:
+            return handler
+
+        wrapped: Handler = await self._single.intercept_service(found, handler_call_details)
+        return wrapped
+
+    def _stream(self, method: str, run: Run) -> Run:
+        async def traced(request: Any, context: Context) -> None:
+            metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+            call = CallSpan(method, SpanKind.SERVER, stream=True, parent=propagate.extract(metadata))
+            try:
+                with trace.use_span(call.span, record_exception=False, set_status_on_exception=False):
+                    await run(request, context)
+            finally:
+                code: object = context.code()
+                call.finish(code if isinstance(code, grpc.StatusCode) else grpc.StatusCode.OK)
+
+        return traced
+
+
+class Streams:
+    """The streams that are being answered now, so that they can be ended from outside with a status that says why."""
+
+    def __init__(self) -> None:
+        self._ending: dict[asyncio.Task[Any], HearthError | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._ending)
+
+    def end(self, task: asyncio.Task[Any], error: HearthError) -> None:
+        """Cancel the handler that runs in `task`; its caller gets `error`. Nothing happens when it has ended."""
+        if self._ending.get(task, error) is None:
+            self._ending[task] = error
+            task.cancel()
+
+    def end_all(self, error: HearthError) -> None:
+        """End every stream with `error`."""
+        for task in list(self._ending):
+            self.end(task, error)
+
+    async def guard(self, work: Awaitable[Any]) -> Any:
+        """Await the work of the running task's stream, turning a cancellation by `end` into its error."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._ending[task] = None
+        try:
+            return await work
+        except asyncio.CancelledError:
+            error = self._ending[task]
+            if error is None:
+                raise
+            task.uncancel()
+            raise error from None
+        finally:
+            del self._ending[task]
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Maps whatever a handler raises to one status, before the first response or after the thousandth.
+
+    Also notes the deadline of the call (see `deadlines`), and answers a request that does not parse.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        return as_handler(handler, self._mapped(handler_call_details.method, handler), parse=_tolerant(handler))
+
+    def _mapped(self, method: str, handler: Handler) -> Run:
+        run = as_run(handler)
+        # Health watchers and reflection hold no state that an early end would save; they go when the server stops.
+        guarded = handler.response_streaming and not is_open(method)
+
+        async def mapped(request: Any, context: Context) -> Any:
+            deadlines.serve_until(context.time_remaining())
+            try:
+                if isinstance(request, _Malformed):
+                    raise _unreadable()
+                if guarded:
+                    return await self._streams.guard(run(request, context))
+                return await run(request, context)
+            except grpc.aio.AbortError:
+                raise
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                # Not the call was cancelled but something it waited for: that happens when the process shuts down.
+                await abort(context, shutting_down())
+            except Exception as error:  # noqa: BLE001 - the one place that turns every error into a status
+                await abort(context, _seen_by_caller(error, method))
+
+        return mapped
+
+
+def shutting_down() -> Unavailable:
+    """The answer to a call that this process gives up because it ends."""
+    return Unavailable("this process is shutting down; connect again", reason="SHUTTING_DOWN", retry_after=0.1)
+
+
+def _unreadable() -> HearthError:
+    return invalid("request", "is not a message of the type that this RPC takes")
+
+
+def _seen_by_caller(error: Exception, method: str) -> HearthError:
+    seen = as_hearth_error(error)
+    if seen is None:
+        logger.error("call failed by a defect", exc_info=error, extra={"method": method})
+        return internal()
+    if seen is not error and seen.code is grpc.StatusCode.UNAVAILABLE:
+        logger.warning(
+            "call failed, a dependency is away",
+            extra={"method": method, "cause": type(error).__name__, **seen.metadata},
+        )
+    return seen
+
+
+async def abort(context: Context, error: HearthError) -> None:
+    """End the call with `error` as its status; raises, as `context.abort` does."""
+    current = trace.get_current_span()
+    if current.is_recording():
+        current.set_attribute("hearth.reason", error.reason)
+    status = rpc_status.to_status(error.to_status())
+    await context.abort(status.code, status.details, status.trailing_metadata)
+
+
+def _tolerant(handler: Handler) -> Callable[[bytes], Any] | None:
+    """The handler's deserializer, but a broken message becomes an error of ours: gRPC would answer UNKNOWN.
+
+    A single request is parsed before the handler starts, so the error has to wait in its place; a streamed one is
+    parsed when the handler asks for it, and the error can be raised right there.
+    """
+    parse = handler.request_deserializer
+    if parse is None:
+        return None
+    streamed = handler.request_streaming
+
+    def tolerant(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            if streamed:
+                raise _unreadable() from None
+            return _Malformed()
+
+    return tolerant

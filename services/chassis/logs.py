@@ -1,0 +1,71 @@
+"""Logs on stderr: one JSON object a line, or plain text for a person at a terminal, both with the current trace."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Literal
+
+from opentelemetry import trace
+from pythonjsonlogger.json import JsonFormatter
+
+# What a LogRecord has without any `extra`; the rest of its attributes are the fields that the caller gave.
+_PLAIN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
+_CONTEXT_FIELDS = ("trace_id", "span_id", "service")
+
+
+class _Context(logging.Filter):
+    """Puts the service and the current trace on each record."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.service = self._service
+        span = trace.get_current_span().get_span_context()
+        if span.is_valid:
+            record.trace_id = format(span.trace_id, "032x")
+            record.span_id = format(span.span_id, "016x")
+        return True
+
+
+class _Text(logging.Formatter):
+    """`12:00:01.123 INFO history.committer event words  key=value`, then the stack if there is one."""
+
+    default_msec_format = "%s.%03d"
+    default_time_format = "%H:%M:%S"
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = " ".join(
+            f"{key}={value}"
+            for key, value in vars(record).items()
+            if key not in _PLAIN and key not in _CONTEXT_FIELDS and not key.startswith("_")
+        )
+        name = record.name.removeprefix("services.")
+        line = f"{self.formatTime(record)} {record.levelname} {name} {record.getMessage()}"
+        if fields:
+            line += f"  {fields}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def setup_logging(service: str, *, level: str, form: Literal["auto", "json", "text"]) -> None:
+    """Send every record of the process to stderr in one form; replaces handlers that were set before."""
+    text = form == "text" or (form == "auto" and sys.stderr.isatty())
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        _Text()
+        if text
+        else JsonFormatter(
+            ["asctime", "levelname", "name", "message"],
+            rename_fields={"asctime": "time", "levelname": "level", "name": "logger", "exc_info": "stack"},
+            datefmt="%Y-%m-%dT%H:%M:%S%z",
+        )
+    )
+    handler.addFilter(_Context(service))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    # Their INFO lines tell of each connection and migration context, which says nothing about a session.
+    for name in ("alembic", "sqlalchemy", "asyncio", "aiohttp", "grpc", "opentelemetry"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level)))

@@ -1,0 +1,202 @@
+"""Postgres: the pool, what a start checks, and the named SQL of a service. Migrations are in `migrations`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from contextlib import suppress
+from importlib.resources import files
+from typing import Any, Self
+
+import asyncpg
+import asyncpg.pool
+
+from services.chassis.errors import Unavailable, dependency_unavailable
+from services.chassis.settings import EXIT_USAGE, PostgresSettings, StartupError
+
+logger = logging.getLogger(__name__)
+
+# A committed row must survive the crash of every process: these session settings would let Postgres acknowledge less.
+_WEAK_COMMITS = frozenset({"off", "local", "remote_write"})
+_RETRY_SECONDS = 0.5
+_NAME = re.compile(r"^--\s*name:\s*(\w+)\s*$")
+
+# What asyncpg raises while Postgres is not there yet, or is starting or stopping.
+CONNECT_ERRORS: tuple[type[Exception], ...] = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.InterfaceError,
+)
+
+Connection = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
+
+
+class Pool(asyncpg.Pool[asyncpg.Record]):
+    """asyncpg's pool, with a bound on the wait for a connection and no reuse of a connection left in mid-command."""
+
+    def __init__(self, *args: Any, acquire_timeout: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._acquire_timeout = acquire_timeout
+
+    def acquire(self, *, timeout: float | None = None) -> _Acquired:
+        """A connection, for `async with`. Raises `Unavailable` when none gets free within `timeout` seconds."""
+        return _Acquired(self, self._acquire_timeout if timeout is None else timeout)
+
+    async def ping(self) -> None:
+        """Return when Postgres answers a query; for health checks."""
+        async with self.acquire() as connection:
+            await connection.fetchval("SELECT 1")
+
+
+class _Acquired(asyncpg.pool.PoolAcquireContext[asyncpg.Record]):
+    async def __aenter__(self) -> Connection:
+        try:
+            return await super().__aenter__()
+        except TimeoutError:
+            raise _no_connection() from None
+
+    async def __aexit__(self, *exc: Any) -> None:
+        # A cancelled or timed-out command may still run at the server. Its cancel request could hit whatever the next
+        # user of the connection sends, so the connection goes.
+        if self.connection and exc and isinstance(exc[1], asyncio.CancelledError | TimeoutError):
+            self.connection.terminate()
+        await super().__aexit__(*exc)
+
+
+def _no_connection() -> Unavailable:
+    return dependency_unavailable("Postgres", "has no free connection")
+
+
+async def create_pool(settings: PostgresSettings, name: str, *, size: int | None = None) -> Pool:
+    """A pool for the service `name`, its first connection open and checked. `close()` it when done.
+
+    Waits up to `postgres_start_timeout` for Postgres to answer. Raises `StartupError` when it does not, and when it is
+    set to lose commits (`fsync` off, `synchronous_commit` below on).
+    """
+    pool = Pool(
+        settings.postgres_dsn,
+        acquire_timeout=settings.postgres_acquire_timeout,
+        min_size=1,
+        max_size=size or settings.postgres_pool_size,
+        max_queries=50_000,
+        max_inactive_connection_lifetime=300.0,
+        setup=None,
+        init=None,
+        connect=None,
+        reset=None,
+        loop=None,
+        connection_class=asyncpg.Connection,
+        record_class=asyncpg.Record,
+        timeout=settings.postgres_connect_timeout,
+        # The server ends a statement first; this ends the wait for a server that does not answer at all.
+        command_timeout=settings.postgres_statement_timeout + settings.postgres_connect_timeout,
+        server_settings={
+            "application_name": f"hearth-{name}",
+            "statement_timeout": _milliseconds(settings.postgres_statement_timeout),
+            "lock_timeout": _milliseconds(settings.postgres_lock_timeout),
+            # A process that dies between two statements must not hold its locks until TCP notices.
+            "idle_in_transaction_session_timeout": _milliseconds(settings.postgres_statement_timeout * 2),
+        },
+    )
+    try:
+        await _connect(pool, settings)
+        await _check_durability(pool)
+    except BaseException:
+        pool.terminate()
+        raise
+    return pool
+
+
+async def wait_for_postgres(dsn: str, timeout: float) -> None:
+    """Return when `dsn` takes connections; raises `StartupError` after `timeout` seconds without one."""
+    ends = time.monotonic() + timeout
+    while True:
+        try:
+            connection = await asyncpg.connect(dsn, timeout=max(1.0, min(5.0, timeout)))
+        except CONNECT_ERRORS as error:
+            if time.monotonic() >= ends:
+                raise _unreachable(error) from None
+            await asyncio.sleep(_RETRY_SECONDS)
+        except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+            raise StartupError(f"HEARTH_POSTGRES_DSN is wrong: {error}", exit_code=EXIT_USAGE) from None
+        else:
+            await connection.close()
+            return
+
+
+async def _connect(pool: Pool, settings: PostgresSettings) -> None:
+    await wait_for_postgres(settings.postgres_dsn, settings.postgres_start_timeout)
+    try:
+        await pool
+    except CONNECT_ERRORS as error:
+        raise _unreachable(error) from None
+
+
+def _unreachable(error: Exception) -> StartupError:
+    return StartupError(f"Postgres at HEARTH_POSTGRES_DSN does not answer: {type(error).__name__}: {error}")
+
+
+async def _check_durability(pool: Pool) -> None:
+    async with pool.acquire() as connection:
+        fsync = await connection.fetchval("SHOW fsync")
+        commit = await connection.fetchval("SHOW synchronous_commit")
+    if fsync != "on":
+        raise StartupError(
+            "Postgres runs with fsync=off: a crash loses committed data. Set fsync=on.", exit_code=EXIT_USAGE
+        )
+    if commit in _WEAK_COMMITS:
+        raise StartupError(
+            f"Postgres runs with synchronous_commit={commit}: it would acknowledge what a crash loses."
+            " Set it to on or remote_apply.",
+            exit_code=EXIT_USAGE,
+        )
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(round(seconds * 1000))
+
+
+class Queries:
+    """The SQL of a service by name: `queries.lock_session` is the text under `-- name: lock_session`."""
+
+    def __init__(self, text: str, source: str) -> None:
+        """Split `text` at its `-- name:` lines; `source` names it in errors. Raises ValueError when it is malformed."""
+        self._source = source
+        self._found: dict[str, str] = {}
+        name, lines = "", list[str]()
+        for line in [*text.splitlines(), "-- name: end_of_file"]:
+            header = _NAME.match(line)
+            if header is None:
+                lines.append(line)
+                continue
+            body = "\n".join(lines).strip()
+            if name:
+                self._add(name, body)
+            name, lines = header.group(1), []
+
+    @classmethod
+    def load(cls, package: str, file: str = "queries.sql") -> Self:
+        """Read `file` of `package`, for example `Queries.load("services.history")`."""
+        return cls(files(package).joinpath(file).read_text("utf-8"), f"{package}/{file}")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names of the file."""
+        return frozenset(self._found)
+
+    def _add(self, name: str, body: str) -> None:
+        if not body:
+            raise ValueError(f"{self._source}: query {name} is empty")
+        if name in self._found:
+            raise ValueError(f"{self._source}: query {name} is defined twice")
+        self._found[name] = body
+
+    def __getattr__(self, name: str) -> str:
+        with suppress(KeyError):
+            return self._found[name]
+        raise AttributeError(f"{self._source} has no query named {name}")
