@@ -159,7 +159,8 @@ class PubSub:
         pending = [future for future in self._confirmed.values() if not future.done()]
         if not pending:
             return True
-        gathered: asyncio.Future[Any] = asyncio.gather(*(asyncio.shield(future) for future in pending), return_exceptions=True)
+        shielded = (asyncio.shield(future) for future in pending)
+        gathered: asyncio.Future[Any] = asyncio.gather(*shielded, return_exceptions=True)
         await asyncio.wait([gathered, link.lost], return_when=asyncio.FIRST_COMPLETED)
         if gathered.done():
             return not link.lost.done()
@@ -241,7 +242,8 @@ class _Link(asyncio.Protocol):
     def send(self, *command: bytes) -> None:
         """Queue a command; one sent after the loss goes nowhere, and the loss is told by `lost`."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(hiredis.pack_command(command)  # type: ignore[arg-type])
+            packed = hiredis.pack_command(command)  # type: ignore[arg-type]
+            self._transport.write(packed)
 
     async def watch(self) -> None:
         """Ping until the connection is lost, and call it lost when nothing comes back."""
@@ -269,7 +271,7 @@ class _Link(asyncio.Protocol):
             try:
                 reply: Any = self._reader.gets()
             except hiredis.ProtocolError as error:
-                logger.error("bus sent what is no RESP", extra={"cause": str(error)})  # noqa: TRY400
+                logger.error("bus sent what is no RESP", extra={"cause": str(error)})
                 self.close()
                 return
             if reply is False:
