@@ -88,7 +88,7 @@ class Client:
         spec: control_pb2.SessionSpec | None = None,
         on_busy: control_pb2.OnBusy.ValueType = control_pb2.ON_BUSY_UNSPECIFIED,
     ) -> session_service_pb2.SendInputResponse:
-        """Give the agent a message. When the answer was lost, repeat it with the same `request_id`; empty: a new one."""
+        """Give the agent a message. When the answer was lost, repeat it with the same `request_id`; empty = new."""
         return await self.sessions.SendInput(
             session_service_pb2.SendInputRequest(
                 session=key,
