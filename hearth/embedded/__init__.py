@@ -1,0 +1,1 @@
+"""Servers that Hearth brings along as wheels, for a machine that has none: Postgres and Valkey."""
