@@ -73,6 +73,7 @@ class Stack:
         self.options = options
         self.root = options.root.resolve()
         self._record_path = self.root / "stack.json"
+        self._ports: dict[str, int] = {}
 
     def record(self) -> StackRecord | None:
         """What was started here, whether it still runs or not."""
@@ -95,6 +96,11 @@ class Stack:
             if not alive:
                 self._kill_strays(say)
             self._check_same_agents(record, alive)
+            # What others know of a part that comes back must stay true, so it comes back on its port.
+            self._ports = {
+                **{name: int(entry.address.rpartition(":")[2] or 0) for name, entry in record.processes.items()},
+                **{name: port for name, port in self.options.ports.items() if port},
+            }
             record.processes = {name: entry for name, entry in record.processes.items() if name in alive}
             started: list[str] = []
             try:
@@ -178,7 +184,8 @@ class Stack:
                     record.valkey_url = given
             elif name not in record.processes:
                 say(f"starting {name}")
-                store = EmbeddedPostgres(self.root / name) if name == "postgres" else EmbeddedValkey(self.root / name)
+                kind = EmbeddedPostgres if name == "postgres" else EmbeddedValkey
+                store = kind(self.root / name, port=self._ports.get(name, 0))
                 with marked(self.root):
                     running = await asyncio.to_thread(store.start_detached)
                 started.append(name)
@@ -211,7 +218,7 @@ class Stack:
             **os.environ,
             "HEARTH_POSTGRES_DSN": record.postgres_dsn,
             "HEARTH_VALKEY_URL": record.valkey_url,
-            "HEARTH_LISTEN": f"127.0.0.1:{self.options.ports.get(name, 0)}",
+            "HEARTH_LISTEN": f"127.0.0.1:{self._ports.get(name, 0)}",
             "HEARTH_ADDRESS_FILE": str(address_file),
             "HEARTH_TRACE_FILE": str(self.trace_path(name)),
             "HEARTH_LOCAL_ROOT": str(self.root / "sandboxes"),
