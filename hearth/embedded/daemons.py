@@ -36,6 +36,15 @@ class Account:
     gid: int
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that answers on `port` of the loopback address; `url` is how a client reaches it."""
+
+    pid: int
+    port: int
+    url: str
+
+
 def spawn(
     command: Sequence[str | Path], *, log: Path, cwd: Path, env: Mapping[str, str], account: Account | None = None
 ) -> int:

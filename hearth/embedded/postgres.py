@@ -14,7 +14,6 @@ import pwd
 import shutil
 import signal
 import time
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Self
 import psutil
 
 from hearth.embedded import daemons
-from hearth.embedded.daemons import HOST, Account, EmbeddedError
+from hearth.embedded.daemons import HOST, Account, EmbeddedError, Running
 
 _CACHE = Path("/var/cache/hearth")
 _ROOT_DATA = Path("/var/lib/hearth")
@@ -47,44 +46,31 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RunningPostgres:
-    """A server that takes connections."""
-
-    pid: int
-    port: int
-
-    @property
-    def dsn(self) -> str:
-        """Connection string of its superuser; the server trusts whoever reaches the loopback port."""
-        return f"postgresql://postgres@{HOST}:{self.port}/postgres"
-
-
 class EmbeddedPostgres:
     """The Postgres of `directory`; `port` 0 takes a free one, or the one it runs on already.
 
-    `start` and `stop` work across processes: the server outlives who started it. As an async context manager it is
+    `start_detached` and `stop` work across processes: the server outlives who started it. As an async context manager it is
     started and stopped around the block.
     """
 
     def __init__(self, directory: Path, *, port: int = 0) -> None:
         self.directory = directory.absolute()
         self._port = port
-        self._running: RunningPostgres | None = None
+        self._running: Running | None = None
 
     @property
     def dsn(self) -> str:
         """Connection string of the server that was started here."""
         if self._running is None:
             raise EmbeddedError("Postgres was not started")
-        return self._running.dsn
+        return self._running.url
 
     @property
     def log(self) -> Path:
         """Where the server writes."""
         return self.directory / "postgres.log"
 
-    def start(self) -> RunningPostgres:
+    def start_detached(self) -> Running:
         """Start the server unless it runs, and return when it takes connections. Raises `EmbeddedError`."""
         with daemons.locked(self.directory):
             found = self.find()
@@ -107,13 +93,13 @@ class EmbeddedPostgres:
                 raise EmbeddedError(f"Postgres (pid {found}) does not end")
             return True
 
-    def find(self) -> RunningPostgres | None:
+    def find(self) -> Running | None:
         """The server that runs on this directory now and takes connections, whoever started it."""
         pid = self._postmaster()
         if pid is None:
             return None
         self._wait_ready(pid)
-        return RunningPostgres(pid, int(self._pid_file()[3]))
+        return _running(pid, int(self._pid_file()[3]))
 
     def remove(self) -> None:
         """Stop the server and delete everything that it kept."""
@@ -122,7 +108,7 @@ class EmbeddedPostgres:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.start)
+        await asyncio.to_thread(self.start_detached)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -199,7 +185,7 @@ class EmbeddedPostgres:
         if self._account is not None:
             os.chown(draft, self._account.uid, self._account.gid)
         options = ["-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
-        command = (self._programs / "initdb", "-D", draft, *options)
+        command: list[str | Path] = [self._programs / "initdb", "-D", draft, *options]
         trouble = daemons.run(command, account=self._account, env=_environment())
         if trouble:
             shutil.rmtree(draft)
@@ -214,7 +200,7 @@ class EmbeddedPostgres:
                 f" remove {self.directory} to start anew"
             )
 
-    def _launch(self) -> RunningPostgres:
+    def _launch(self) -> Running:
         trouble = ""
         for _ in range(_TRIES if self._port == 0 else 1):
             port = self._port or daemons.free_port()
@@ -222,14 +208,15 @@ class EmbeddedPostgres:
                 trouble = f"port {port} is taken by another program; choose another one"
                 continue
             settings = [part for key, value in _SETTINGS.items() for part in ("-c", f"{key}={value}")]
-            command = (self._programs / "postgres", "-D", self._data, "-p", str(port), *settings)
+            options = ["-p", str(port), *settings]
+            command: list[str | Path] = [self._programs / "postgres", "-D", self._data, *options]
             pid = daemons.spawn(command, log=self.log, cwd=self._data, env=_environment(), account=self._account)
             try:
                 self._wait_ready(pid)
             except EmbeddedError as error:
                 trouble = str(error)
                 continue
-            return RunningPostgres(pid, port)
+            return _running(pid, port)
         raise EmbeddedError(trouble)
 
     def _wait_ready(self, pid: int) -> None:
@@ -270,6 +257,11 @@ class EmbeddedPostgres:
         for pid in daemons.working_in(self._data, "postgres"):
             daemons.end(pid, ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)))
         (self._data / "postmaster.pid").unlink(missing_ok=True)
+
+
+def _running(pid: int, port: int) -> Running:
+    # The server trusts whoever reaches its loopback port.
+    return Running(pid, port, f"postgresql://postgres@{HOST}:{port}/postgres")
 
 
 def _environment() -> dict[str, str]:

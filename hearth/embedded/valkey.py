@@ -10,14 +10,13 @@ import signal
 import socket
 import stat
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import psutil
 
 from hearth.embedded import daemons
-from hearth.embedded.daemons import HOST, EmbeddedError
+from hearth.embedded.daemons import HOST, EmbeddedError, Running
 
 _START_SECONDS = 10.0
 _TRIES = 5
@@ -26,30 +25,17 @@ _STOP_STEPS = ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 _NAME = "valkey-server"
 
 
-@dataclass(frozen=True, slots=True)
-class RunningValkey:
-    """A server that answers."""
-
-    pid: int
-    port: int
-
-    @property
-    def url(self) -> str:
-        """Its database 0."""
-        return f"redis://{HOST}:{self.port}/0"
-
-
 class EmbeddedValkey:
     """The Valkey of `directory`; `port` 0 takes a free one, or the one it runs on already.
 
-    `start` and `stop` work across processes: the server outlives who started it. As an async context manager it is
+    `start_detached` and `stop` work across processes: the server outlives who started it. As an async context manager it is
     started and stopped around the block.
     """
 
     def __init__(self, directory: Path, *, port: int = 0) -> None:
         self.directory = directory.absolute()
         self._port = port
-        self._running: RunningValkey | None = None
+        self._running: Running | None = None
 
     @property
     def url(self) -> str:
@@ -63,7 +49,7 @@ class EmbeddedValkey:
         """Where the server writes."""
         return self.directory / "valkey.log"
 
-    def start(self) -> RunningValkey:
+    def start_detached(self) -> Running:
         """Start the server unless it runs, and return when it answers. Raises `EmbeddedError`."""
         with daemons.locked(self.directory):
             found = self.find()
@@ -81,13 +67,13 @@ class EmbeddedValkey:
             self._clear_leftovers()
             return was_running
 
-    def find(self) -> RunningValkey | None:
+    def find(self) -> Running | None:
         """The server that runs on this directory now and answers, whoever started it."""
         pid = self._server()
         port = self._read("port")
         if pid is None or port is None or not _answers(port):
             return None
-        return RunningValkey(pid, port)
+        return _running(pid, port)
 
     def remove(self) -> None:
         """Stop the server and delete its directory."""
@@ -95,13 +81,13 @@ class EmbeddedValkey:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.start)
+        await asyncio.to_thread(self.start_detached)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.stop)
 
-    def _launch(self) -> RunningValkey:
+    def _launch(self) -> Running:
         trouble = ""
         for _ in range(_TRIES if self._port == 0 else 1):
             port = self._port or daemons.free_port()
@@ -117,7 +103,7 @@ class EmbeddedValkey:
             except EmbeddedError as error:
                 trouble = str(error)
                 continue
-            return RunningValkey(pid, port)
+            return _running(pid, port)
         raise EmbeddedError(trouble)
 
     def _command(self, port: int) -> list[str | Path]:
@@ -167,6 +153,10 @@ class EmbeddedValkey:
             if not daemons.end(pid, _STOP_STEPS):
                 raise EmbeddedError(f"Valkey (pid {pid}) does not end")
         (self.directory / "pid").unlink(missing_ok=True)
+
+
+def _running(pid: int, port: int) -> Running:
+    return Running(pid, port, f"redis://{HOST}:{port}/0")
 
 
 def _answers(port: int) -> bool:
