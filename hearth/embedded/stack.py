@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +22,8 @@ import grpc.aio
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from hearth.embedded import daemons
+from hearth.embedded.daemons import EmbeddedError
 from hearth.embedded.postgres import EmbeddedPostgres
 from hearth.embedded.records import ProcessRecord, StackRecord
 from hearth.embedded.valkey import EmbeddedValkey
@@ -93,8 +94,8 @@ class Stack:
             crashed = sorted(set(record.processes) - alive)
             if crashed:
                 say(f"recovering from a crash of {', '.join(crashed)}")
-            if not alive:
-                self._kill_strays(say)
+            if not alive & set(SERVICES):
+                await asyncio.to_thread(self._end_strays, say)
             self._check_same_agents(record, alive)
             # What others know of a part that comes back must stay true, so it comes back on its port.
             self._ports = {
@@ -106,10 +107,10 @@ class Stack:
             try:
                 await self._start_stores(record, started, say)
                 await self._start_services(record, started, say)
-            except BaseException:
-                for name in reversed(started):
-                    await asyncio.shield(self._stop(record, name))
-                record.save(self._record_path)
+            except BaseException as error:
+                await asyncio.shield(asyncio.to_thread(self._stop_all, record, started))
+                if isinstance(error, EmbeddedError):
+                    raise StackError(str(error)) from error
                 raise
             return True
 
@@ -121,11 +122,10 @@ class Stack:
             record = self.record() or StackRecord()
             stopped = False
             for name in ("pool", "relay", "sandbox", "history"):
-                stopped |= await self._stop(record, name)
-            stopped |= self._kill_strays(say, keep={"postgres", "valkey"}, record=record)
-            for name in ("valkey", "postgres"):
-                stopped |= await self._stop(record, name)
-            stopped |= self._kill_strays(say)
+                stopped |= await asyncio.to_thread(self._stop_service, record, name)
+            stopped |= await asyncio.to_thread(self._end_strays, say)
+            for store in self._stores().values():
+                stopped |= await asyncio.to_thread(store.stop)
             self._record_path.unlink(missing_ok=True)
             return stopped
 
@@ -157,12 +157,15 @@ class Stack:
         """Where a service writes its finished spans."""
         return self.root / "traces" / f"{name}.jsonl"
 
-    def _embedded(self) -> set[str]:
+    def _stores(self) -> dict[str, EmbeddedPostgres | EmbeddedValkey]:
         return {
-            name
-            for name, given in (("postgres", self.options.postgres_dsn), ("valkey", self.options.valkey_url))
-            if not given
+            "valkey": EmbeddedValkey(self.root / "valkey", port=self._ports.get("valkey", 0)),
+            "postgres": EmbeddedPostgres(self.root / "postgres", port=self._ports.get("postgres", 0)),
         }
+
+    def _embedded(self) -> set[str]:
+        given = {"postgres": self.options.postgres_dsn, "valkey": self.options.valkey_url}
+        return {name for name, url in given.items() if not url}
 
     def _check_same_agents(self, record: StackRecord, alive: set[str]) -> None:
         wanted = {**record.agents, **self.options.agents}
@@ -184,10 +187,7 @@ class Stack:
                     record.valkey_url = given
             elif name not in record.processes:
                 say(f"starting {name}")
-                kind = EmbeddedPostgres if name == "postgres" else EmbeddedValkey
-                store = kind(self.root / name, port=self._ports.get(name, 0))
-                with marked(self.root):
-                    running = await asyncio.to_thread(store.start_detached)
+                running = await asyncio.to_thread(self._stores()[name].start_detached)
                 started.append(name)
                 record.processes[name] = ProcessRecord.of(name, running.pid, f"127.0.0.1:{running.port}")
                 if name == "postgres":
@@ -232,17 +232,9 @@ class Stack:
                 {agent: {"command": command} for agent, command in record.agents.items()}
             )
         environment.update(self.options.environment)
-        with self.log_path(name).open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", f"services.{name}"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
-        _children.append(process)
-        return process.pid, address_file
+        command = [sys.executable, "-m", f"services.{name}"]
+        pid = daemons.spawn(command, log=self.log_path(name), cwd=Path.cwd(), env=environment)
+        return pid, address_file
 
     async def _bound_address(self, name: str, record: ProcessRecord, address_file: Path) -> str:
         async with self._starting(name):
@@ -270,32 +262,31 @@ class Stack:
         if record.process() is None:
             raise StackError(f"{name} ended at its start; {self._tail(name)}")
 
-    def _tail(self, name: str, lines: int = 15) -> str:
-        end = _content(self.log_path(name)).splitlines()[-lines:]
-        return "\n".join([f"the end of {self.log_path(name)}:", *end])
+    def _tail(self, name: str) -> str:
+        return f"the end of {self.log_path(name)}:\n{daemons.tail(self.log_path(name))}"
 
-    async def _stop(self, record: StackRecord, name: str) -> bool:
+    def _stop_all(self, record: StackRecord, names: list[str]) -> None:
+        for name in reversed(names):
+            if name in SERVICES:
+                self._stop_service(record, name)
+            else:
+                self._stores()[name].stop()
+                record.processes.pop(name, None)
+        record.save(self._record_path)
+
+    def _stop_service(self, record: StackRecord, name: str) -> bool:
         entry = record.processes.pop(name, None)
-        process = entry.process() if entry is not None else None
-        if process is None:
+        if entry is None or entry.process() is None:
             return False
-        # Postgres: SIGINT is its fast shutdown; SIGTERM would wait for clients.
-        await asyncio.to_thread(end_process, process, signal.SIGINT if name == "postgres" else signal.SIGTERM)
-        return True
+        return daemons.end(entry.pid, ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, 5.0)))
 
-    def _kill_strays(self, say: Say, *, keep: set[str] | None = None, record: StackRecord | None = None) -> bool:
+    def _end_strays(self, say: Say) -> bool:
         """End processes of this directory that no record names: sandboxes, and what a crash left."""
-        kept: set[int] = set()
-        for name in keep or ():
-            entry = record.processes.get(name) if record is not None else None
-            process = entry.process() if entry is not None else None
-            if process is not None:
-                kept |= {process.pid, *(child.pid for child in process.children(recursive=True))}
-        strays = [process for process in marked_processes(self.root) if process.pid not in kept]
+        strays = marked_processes(self.root)
         if strays:
             say(f"ending {len(strays)} left-over process{'es' if len(strays) > 1 else ''}")
-        for process in strays:
-            end_process(process, signal.SIGINT, STRAY_SECONDS)
+        for pid in strays:
+            daemons.end(pid, ((signal.SIGTERM, STRAY_SECONDS), (signal.SIGKILL, 5.0)))
         return bool(strays)
 
     @contextlib.contextmanager
@@ -312,26 +303,8 @@ def _content(path: Path) -> str:
     return path.read_text(errors="replace").strip() if path.exists() else ""
 
 
-# Kept so that a process which started services reaps those that end before it does.
-_children: list[subprocess.Popen[bytes]] = []
-
-
-@contextlib.contextmanager
-def marked(root: Path) -> Iterator[None]:
-    """Whatever is started inside carries the marker of a stack."""
-    before = os.environ.get(MARKER)
-    os.environ[MARKER] = str(root)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[MARKER]
-        else:
-            os.environ[MARKER] = before
-
-
-def marked_processes(root: Path) -> list[psutil.Process]:
-    """Every live process of the stack below `root`, except this one and its ancestors."""
+def marked_processes(root: Path) -> list[int]:
+    """The pid of every live process that a stack below `root` started, except this one and its ancestors."""
     here = psutil.Process()
     spared = {here.pid, *(parent.pid for parent in here.parents())}
     found = []
@@ -340,21 +313,8 @@ def marked_processes(root: Path) -> list[psutil.Process]:
             if process.pid in spared or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             if process.environ().get(MARKER) == str(root):
-                found.append(process)
+                found.append(process.pid)
     return found
-
-
-def end_process(process: psutil.Process, first: signal.Signals, seconds: float = STOP_SECONDS) -> None:
-    """Signal a process, wait for its end, and kill it if it stays. Returns once it is gone."""
-    try:
-        process.send_signal(first)
-        try:
-            process.wait(seconds)
-        except psutil.TimeoutExpired:
-            process.kill()
-            process.wait(5)
-    except psutil.NoSuchProcess:
-        return
 
 
 async def is_serving(address: str) -> bool:
