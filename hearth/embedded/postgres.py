@@ -49,8 +49,8 @@ _SETTINGS = {
 class EmbeddedPostgres:
     """The Postgres of `directory`; `port` 0 takes a free one, or the one it runs on already.
 
-    `start_detached` and `stop` work across processes: the server outlives who started it. As an async context manager it is
-    started and stopped around the block.
+    `start_detached` and `stop` work across processes: the server outlives who started it. As an async context manager
+    it is started and stopped around the block.
     """
 
     def __init__(self, directory: Path, *, port: int = 0) -> None:
