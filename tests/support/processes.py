@@ -149,7 +149,7 @@ class ServiceProcess:
             raise AssertionError(f"{self.module} did not end in {timeout} s:\n{self.log_tail()}") from None
 
     def stop(self, timeout: float = 35.0) -> int | None:
-        """SIGTERM, then wait: the exit code, None if never started. AssertionError if it does not end (it is killed)."""
+        """SIGTERM and wait: the exit code, None if never started. AssertionError if it does not end (it is killed)."""
         if self._process is None:
             return None
         if self.running:
