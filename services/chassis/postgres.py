@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.resources import files
 from typing import Any, Self
@@ -72,8 +73,16 @@ def _no_connection() -> Unavailable:
     return dependency_unavailable("Postgres", "has no free connection")
 
 
-async def create_pool(settings: PostgresSettings, name: str, *, size: int | None = None) -> Pool:
+async def create_pool(
+    settings: PostgresSettings,
+    name: str,
+    *,
+    size: int | None = None,
+    server_settings: Mapping[str, str] | None = None,
+) -> Pool:
     """A pool for the service `name`, its first connection open and checked. `close()` it when done.
+
+    `server_settings` are further session defaults of its connections, as planner switches.
 
     Waits up to `postgres_start_timeout` for Postgres to answer. Raises `StartupError` when it does not, and when it is
     set to lose commits (`fsync` off, `synchronous_commit` below on).
@@ -101,6 +110,7 @@ async def create_pool(settings: PostgresSettings, name: str, *, size: int | None
             "lock_timeout": _milliseconds(settings.postgres_lock_timeout),
             # A process that dies between two statements must not hold its locks until TCP notices.
             "idle_in_transaction_session_timeout": _milliseconds(settings.postgres_statement_timeout * 2),
+            **(server_settings or {}),
         },
     )
     try:
