@@ -293,7 +293,6 @@ def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
 
 _POSTGRES_AWAY: tuple[type[Exception], ...] = (
     asyncpg.PostgresConnectionError,
-    asyncpg.InterfaceError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
@@ -325,16 +324,25 @@ _SERVICE_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED,
 
 def as_hearth_error(error: Exception) -> HearthError | None:
     """What a caller should see for `error`; None means a defect: log it with its stack and answer `internal()`."""
+    if isinstance(error, ExceptionGroup):
+        seen = [as_hearth_error(inner) for inner in error.exceptions]
+        return None if None in seen else seen[0]
     if isinstance(error, HearthError):
         return error
-    if isinstance(error, grpc.aio.AioRpcError):
-        return dependency_unavailable("a service that this one calls") if error.code() in _SERVICE_AWAY else None
     if isinstance(error, NotImplementedError):
         return not_implemented("this RPC")
-    for kinds, dependency in _AWAY:
-        if isinstance(error, kinds):
-            return dependency_unavailable(dependency)
-    return None
+    dependency = _away(error)
+    return dependency_unavailable(dependency) if dependency else None
+
+
+def _away(error: Exception) -> str | None:
+    """Which dependency does not answer, when that is what `error` means."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return "a service that this one calls" if error.code() in _SERVICE_AWAY else None
+    if isinstance(error, asyncpg.InterfaceError):
+        # asyncpg uses it for a connection or pool that is closed, and for wrong use of it, which is ours to repair.
+        return "Postgres" if "clos" in str(error) else None
+    return next((dependency for kinds, dependency in _AWAY if isinstance(error, kinds)), None)
 
 
 def internal() -> Internal:
