@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import grpc
 import grpc.aio
@@ -29,12 +29,13 @@ from services.chassis.spans import CallSpan
 
 logger = logging.getLogger(__name__)
 
-Context = grpc.aio.ServicerContext[Any, Any]
-Handler = grpc.RpcMethodHandler[Any, Any]
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
+# Quoted: these classes are generic for the type checker only.
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
 # A handler of any kind: the request (or the iterator of requests) and the context in, the response (None after a stream
 # of responses, which it has written) out.
-Run = Callable[[Any, Context], Awaitable[Any]]
+Run: TypeAlias = "Callable[[Any, Context], Awaitable[Any]]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.resources import files
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import asyncpg
 import asyncpg.pool
@@ -34,10 +34,19 @@ CONNECT_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.InterfaceError,
 )
 
-Connection = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
+# asyncpg's classes are generic for the type checker only.
+if TYPE_CHECKING:
+    _Pool = asyncpg.Pool[asyncpg.Record]
+    _PoolAcquireContext = asyncpg.pool.PoolAcquireContext[asyncpg.Record]
+else:
+    _Pool = asyncpg.Pool
+    _PoolAcquireContext = asyncpg.pool.PoolAcquireContext
+
+# What `async with pool.acquire() as connection` gives.
+Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 
 
-class Pool(asyncpg.Pool[asyncpg.Record]):
+class Pool(_Pool):
     """asyncpg's pool, with a bound on the wait for a connection and no reuse of a connection left in mid-command."""
 
     def __init__(self, *args: Any, acquire_timeout: float, **kwargs: Any) -> None:
@@ -54,7 +63,7 @@ class Pool(asyncpg.Pool[asyncpg.Record]):
             await connection.fetchval("SELECT 1")
 
 
-class _Acquired(asyncpg.pool.PoolAcquireContext[asyncpg.Record]):
+class _Acquired(_PoolAcquireContext):
     async def __aenter__(self) -> Connection:
         try:
             return await super().__aenter__()
