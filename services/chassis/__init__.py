@@ -3,5 +3,7 @@
 import os
 
 # gRPC's C core writes its own unstructured lines to stderr, between our JSON ones, for things we report ourselves. It
-# reads this when it is first imported, so it is set before any module of ours can import it.
+# reads its variables when it is first imported, so they are set before any module of ours can import it.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# We start programs, never copies of ourselves; its handlers around a fork could only delay that.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -59,13 +59,15 @@ def setup_logging(service: str, *, level: str, form: Literal["auto", "json", "te
         _Text()
         if text
         else JsonFormatter(
-            ["asctime", "levelname", "name", "message"],
-            rename_fields={"asctime": "time", "levelname": "level", "name": "logger", "exc_info": "stack"},
-            datefmt="%Y-%m-%dT%H:%M:%S%z",
+            ["levelname", "name", "message"],
+            rename_fields={"levelname": "level", "name": "logger", "exc_info": "stack"},
+            timestamp="time",
         )
     )
     handler.addFilter(_Context(service))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    # While Postgres is away its pool logs a stack every second; health says it once.
+    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
     # Their INFO lines tell of each connection and migration context, which says nothing about a session.
     for name in ("alembic", "sqlalchemy", "asyncio", "aiohttp", "grpc", "opentelemetry"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level)))

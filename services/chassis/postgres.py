@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 # A committed row must survive the crash of every process: these session settings would let Postgres acknowledge less.
 _WEAK_COMMITS = frozenset({"off", "local", "remote_write"})
 _RETRY_SECONDS = 0.5
+_CLOSE_SECONDS = 3.0
 _NAME = re.compile(r"^--\s*name:\s*(\w+)\s*$")
 
 # What asyncpg raises while Postgres is not there yet, or is starting or stopping.
@@ -57,6 +58,15 @@ class Pool(_Pool):
         """A connection, for `async with`. Raises `Unavailable` when none gets free within `timeout` seconds."""
         return _Acquired(self, self._acquire_timeout if timeout is None else timeout)
 
+    async def __aexit__(self, *exc: Any) -> None:
+        """Close, but do not wait for ever for a connection that somebody forgot to give back."""
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self.close()
+        except TimeoutError:
+            logger.warning("connections are still in use, dropped")
+            self.terminate()
+
     async def ping(self) -> None:
         """Return when Postgres answers a query; for health checks."""
         async with self.acquire() as connection:
@@ -89,7 +99,7 @@ async def create_pool(
     size: int | None = None,
     server_settings: Mapping[str, str] | None = None,
 ) -> Pool:
-    """A pool for the service `name`, its first connection open and checked. `close()` it when done.
+    """A pool for the service `name`, its first connection open and checked; close it with `async with pool:`.
 
     `server_settings` are further session defaults of its connections, as planner switches.
 
@@ -140,6 +150,7 @@ async def wait_for_postgres(dsn: str, timeout: float) -> None:
         except CONNECT_ERRORS as error:
             if time.monotonic() >= ends:
                 raise _unreachable(error) from None
+            logger.info("waiting for Postgres", extra={"cause": type(error).__name__})
             await asyncio.sleep(_RETRY_SECONDS)
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             raise StartupError(f"HEARTH_POSTGRES_DSN is wrong: {error}", exit_code=EXIT_USAGE) from None

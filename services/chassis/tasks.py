@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+
+from services.chassis.clock import Clock, SystemClock
+from services.chassis.errors import Unavailable, as_hearth_error
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,16 @@ class Tasks:
         task.add_done_callback(lambda done: self._ended(done, critical=critical))
         return task
 
+    def repeat(
+        self, name: str, work: Callable[[], Awaitable[object]], *, every: float, clock: Clock | None = None
+    ) -> asyncio.Task[Any]:
+        """Call `work` now and again `every` seconds after it returned, until the process shuts down.
+
+        A round that fails because a dependency is away is logged and the next one tries again; any other error is a
+        defect and ends the process, as in `start`.
+        """
+        return self.start(name, _rounds(name, work, every, clock or SystemClock()))
+
     @property
     def names(self) -> list[str]:
         """Names of the tasks that run now."""
@@ -65,3 +78,20 @@ class Tasks:
         logger.error("background task died", exc_info=error, extra={"task": task.get_name(), "critical": critical})
         if critical:
             self._on_death(task.get_name())
+
+
+async def _rounds(name: str, work: Callable[[], Awaitable[object]], every: float, clock: Clock) -> None:
+    away = False
+    while True:
+        try:
+            await work()
+            if away:
+                logger.info("background task goes on", extra={"task": name})
+            away = False
+        except Exception as error:
+            if not isinstance(as_hearth_error(error), Unavailable):
+                raise
+            if not away:
+                logger.warning("background task waits", extra={"task": name, "cause": type(error).__name__})
+            away = True
+        await clock.sleep(every)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from services.chassis.settings import EXIT_USAGE, StartupError, ValkeySettings
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+logger = logging.getLogger(__name__)
+
 # A blocking command gets this on top of the time it asks the server to block.
 _BLOCK_MARGIN_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
@@ -25,7 +28,7 @@ _POLICY = "noeviction"
 
 
 async def create_client(settings: ValkeySettings, *, blocks: float = 0.0, size: int | None = None) -> Redis:
-    """A client over a pool of connections, checked. `aclose()` it when done.
+    """A client over a pool of connections, checked; close it with `async with client:`.
 
     `blocks` is the longest time, in seconds, that a command of this client asks the server to block; the socket timeout
     lies above it. Nothing is retried here: a script that got no answer may have run. Commands raise
@@ -70,6 +73,7 @@ async def _check(client: Redis, timeout: float) -> None:
         except (ValkeyConnectionError, ValkeyTimeoutError, OSError) as error:
             if time.monotonic() >= ends:
                 raise StartupError(f"Valkey at HEARTH_VALKEY_URL does not answer: {error}") from None
+            logger.info("waiting for Valkey", extra={"cause": type(error).__name__})
             await asyncio.sleep(_RETRY_SECONDS)
         except RedisError as error:
             raise StartupError(f"Valkey at HEARTH_VALKEY_URL: {error}") from None

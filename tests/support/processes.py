@@ -165,6 +165,13 @@ class ServiceProcess:
         """As `start_blocking`."""
         await asyncio.to_thread(self.start_blocking, timeout)
 
+    async def logs(self, words: str, timeout: float = 10.0) -> None:
+        """Return when `words` are in its log; AssertionError after `timeout` seconds without them."""
+        ends = time.monotonic() + timeout
+        while words not in self.log():
+            assert time.monotonic() < ends, f"{words!r} is not in the log of {self.module}:\n{self.log_tail()}"
+            await asyncio.sleep(_POLL_SECONDS)
+
     async def terminate(self, timeout: float = 35.0) -> int | None:
         """As `stop`."""
         return await asyncio.to_thread(self.stop, timeout)

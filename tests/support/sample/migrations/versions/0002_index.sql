@@ -1,0 +1,1 @@
+CREATE INDEX visit_by_who ON sample.visit (who);
