@@ -37,9 +37,11 @@ CONNECT_ERRORS: tuple[type[Exception], ...] = (
 
 # asyncpg's classes are generic for the type checker only.
 if TYPE_CHECKING:
+    _BaseConnection = asyncpg.Connection[asyncpg.Record]
     _Pool = asyncpg.Pool[asyncpg.Record]
     _PoolAcquireContext = asyncpg.pool.PoolAcquireContext[asyncpg.Record]
 else:
+    _BaseConnection = asyncpg.Connection
     _Pool = asyncpg.Pool
     _PoolAcquireContext = asyncpg.pool.PoolAcquireContext
 
@@ -47,8 +49,19 @@ else:
 Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 
 
+class _Connection(_BaseConnection):
+    """Given back without a reset query: that is a round trip for each use, and our sessions keep no state."""
+
+    def get_reset_query(self) -> str:
+        return ""
+
+
 class Pool(_Pool):
-    """asyncpg's pool, with a bound on the wait for a connection and no reuse of a connection left in mid-command."""
+    """asyncpg's pool, with a bound on the wait for a connection and no reuse of a connection left in mid-command.
+
+    The state of a session is not reset between uses (an open transaction is): use `SET LOCAL` and transaction-level
+    advisory locks. What needs a session of its own, such as LISTEN, opens a connection of its own.
+    """
 
     def __init__(self, *args: Any, acquire_timeout: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -118,7 +131,7 @@ async def create_pool(
         connect=None,
         reset=None,
         loop=None,
-        connection_class=asyncpg.Connection,
+        connection_class=_Connection,
         record_class=asyncpg.Record,
         timeout=settings.postgres_connect_timeout,
         # The server ends a statement first; this ends the wait for a server that does not answer at all.

@@ -73,6 +73,8 @@ class Sample(history_service_pb2_grpc.HistoryServiceServicer):
     async def GetSnapshot(
         self, request: history_service_pb2.GetSnapshotRequest, context: Context
     ) -> history_service_pb2.GetSnapshotResponse:
+        if self._next is not None:
+            return await self._next.GetSnapshot(request, timeout=30)
         async with self._pool.acquire() as connection:
             logger.info("sleeping")
             await connection.execute(QUERIES.sleep, request.page_size)

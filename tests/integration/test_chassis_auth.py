@@ -1,0 +1,169 @@
+"""Who may call what, over a real server: tokens, scopes, projects, and streams whose rights are taken away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from hearth.history.v1 import history_pb2, history_service_pb2, history_service_pb2_grpc
+from hearth.types.v1 import session_pb2
+from services.chassis.auth import current_caller, hash_token, require_project
+from services.chassis.calls import open_channel
+from services.chassis.errors import PermissionDenied, Unauthenticated, from_rpc_error
+from services.chassis.interceptors import Context
+from services.chassis.scopes import SCOPES
+from services.chassis.server import App, started
+from services.chassis.settings import ChassisSettings
+
+
+class History(history_service_pb2_grpc.HistoryServiceServicer):
+    async def GetHeads(
+        self, request: history_service_pb2.GetHeadsRequest, context: Context
+    ) -> history_service_pb2.GetHeadsResponse:
+        for key in request.sessions:
+            require_project(key.project)
+        return history_service_pb2.GetHeadsResponse(heads=[history_pb2.Head(execution_id=current_caller().name)])
+
+    async def StreamEvents(
+        self, request: history_service_pb2.StreamEventsRequest, context: Context
+    ) -> AsyncIterator[history_service_pb2.StreamEventsResponse]:
+        yield history_service_pb2.StreamEventsResponse()
+        await asyncio.Event().wait()
+
+
+class Secured:
+    def __init__(self, address: str, file: Path) -> None:
+        self.address = address
+        self._file = file
+
+    def grant(self, tokens: dict[str, tuple[str, Iterable[str]]]) -> None:
+        """`tokens`: token → (project, scopes)."""
+        entries = {
+            hash_token(token): {"name": f"name of {token}", "project": project, "scopes": list(scopes)}
+            for token, (project, scopes) in tokens.items()
+        }
+        self._file.write_text(json.dumps(entries))
+
+    def channel(self, token: str) -> grpc.aio.Channel:
+        return open_channel(self.address, ChassisSettings(token=token))
+
+
+@pytest_asyncio.fixture
+async def secured(tmp_path: Path) -> AsyncIterator[Secured]:
+    file = tmp_path / "tokens.json"
+    file.write_text("{}")
+    settings = ChassisSettings(auth_file=file, auth_recheck=0.2, shutdown_grace=4, listen="127.0.0.1:0")
+
+    @asynccontextmanager
+    async def build(app: App[ChassisSettings]) -> AsyncIterator[None]:
+        history_service_pb2_grpc.add_HistoryServiceServicer_to_server(
+            History(),  # type: ignore[abstract]
+            app.server,
+        )
+        yield
+
+    async with started(settings, "test", build) as app:
+        yield Secured(app.address, file)
+
+
+async def refusal(call: Any) -> Any:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return from_rpc_error(caught.value)
+
+
+def heads(channel: grpc.aio.Channel, project: str = "acme") -> Any:
+    key = session_pb2.SessionKey(project=project, session="s")
+    request = history_service_pb2.GetHeadsRequest(sessions=[key])
+    return history_service_pb2_grpc.HistoryServiceStub(channel).GetHeads(request)
+
+
+async def test_who_is_known_and_may(secured: Secured) -> None:
+    secured.grant({"good": ("acme", ["read"]), "every": ("*", ["read"])})
+    async with secured.channel("good") as channel:
+        assert (await heads(channel)).heads[0].execution_id == "name of good"
+        refused = await refusal(heads(channel, "other"))
+        assert isinstance(refused, PermissionDenied)
+        assert refused.reason == "PROJECT_DENIED"
+    async with secured.channel("every") as channel:
+        await heads(channel, "other")
+
+
+@pytest.mark.parametrize("sent", [None, "Bearer wrong", "Bearer ", "Basic good", "good", "Bearer name of good"])
+async def test_who_is_not_known(secured: Secured, sent: str | None) -> None:
+    secured.grant({"good": ("acme", ["read"])})
+    metadata = [("authorization", sent)] if sent is not None else []
+    async with grpc.aio.insecure_channel(secured.address) as channel:
+        stub = history_service_pb2_grpc.HistoryServiceStub(channel)
+        refused = await refusal(stub.GetHeads(history_service_pb2.GetHeadsRequest(), metadata=metadata))
+        assert isinstance(refused, Unauthenticated)
+        assert refused.reason == "TOKEN_INVALID"
+        await stub.GetHeads(history_service_pb2.GetHeadsRequest(), metadata=[("authorization", "bearer good")])
+
+
+async def test_each_rpc_wants_its_scope_and_no_other(secured: Secured) -> None:
+    every = ("read", "run", "admin", "internal")
+    secured.grant({scope: ("*", [scope]) for scope in every})
+    prefix = "/hearth.history.v1.HistoryService/"
+    unary = [
+        name for name in SCOPES if name.startswith(prefix) and not name.endswith("Stream") and "StreamEv" not in name
+    ]
+    assert len(unary) == 8
+    for scope in every:
+        async with secured.channel(scope) as channel:
+            for name in unary:
+                call: Any = channel.unary_unary(name)
+                try:
+                    await call(b"")
+                except grpc.aio.AioRpcError as error:
+                    denied = from_rpc_error(error).reason == "SCOPE_MISSING"
+                else:
+                    denied = False
+                assert denied == (SCOPES[name] != scope), (name, scope)
+
+
+async def test_streams_are_refused_too(secured: Secured) -> None:
+    async with secured.channel("") as channel:
+        stub = history_service_pb2_grpc.HistoryServiceStub(channel)
+        refused = await refusal(stub.StreamEvents(history_service_pb2.StreamEventsRequest()).read())
+        assert refused.reason == "TOKEN_INVALID"
+        call = stub.AppendStream()
+        await call.write(history_service_pb2.AppendStreamRequest())
+        assert (await refusal(call.read())).reason == "TOKEN_INVALID"
+
+
+async def test_health_and_reflection_need_no_token(secured: Secured) -> None:
+    async with grpc.aio.insecure_channel(secured.address) as channel:
+        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
+        async for answer in stub.ServerReflectionInfo(iter(requests)):
+            assert answer.list_services_response.service
+
+
+async def test_a_stream_ends_when_its_right_is_taken(secured: Secured) -> None:
+    secured.grant({"good": ("acme", ["read"]), "other": ("acme", ["read"])})
+    async with secured.channel("good") as channel, secured.channel("other") as staying:
+        request = history_service_pb2.StreamEventsRequest()
+        ending = history_service_pb2_grpc.HistoryServiceStub(channel).StreamEvents(request)
+        going_on = history_service_pb2_grpc.HistoryServiceStub(staying).StreamEvents(request)
+        await ending.read()
+        await going_on.read()
+        secured.grant({"other": ("acme", ["read"])})
+        async with asyncio.timeout(5):
+            refused = await refusal(ending.read())
+        assert isinstance(refused, Unauthenticated)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await going_on.read()

@@ -1,0 +1,97 @@
+"""Tokens: who is found by one, what a wrong file says, and that a change of the file counts at once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.chassis.auth import ANONYMOUS, Caller, TokenFile, current_caller, hash_token, require_project
+from services.chassis.errors import PermissionDenied
+from services.chassis.settings import StartupError
+
+
+def write(path: Path, tokens: dict[str, dict[str, Any]]) -> None:
+    path.write_text(json.dumps({hash_token(token): entry for token, entry in tokens.items()}))
+
+
+ENTRY = {"name": "backend", "project": "acme", "scopes": ["read", "run"]}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.json"
+    write(path, {"one": ENTRY})
+    return path
+
+
+def test_a_token_names_its_caller(file: Path) -> None:
+    tokens = TokenFile(file)
+    assert tokens.find("one") == Caller("backend", "acme", frozenset({"read", "run"}))
+    for wrong in ("two", "", "ONE", hash_token("one")):
+        assert tokens.find(wrong) is None
+
+
+def test_a_change_counts_at_once(file: Path) -> None:
+    tokens = TokenFile(file)
+    write(file, {"two": ENTRY})
+    os.utime(file, ns=(1, 1))
+    assert tokens.find("one") is None
+    assert tokens.find("two") is not None
+
+
+def test_a_broken_change_keeps_the_former_tokens(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = TokenFile(file)
+    file.write_text('{"half')
+    with caplog.at_level(logging.ERROR):
+        assert tokens.find("one") is not None
+    assert "auth file cannot be read" in caplog.text
+    file.unlink()
+    assert tokens.find("one") is not None
+    write(file, {"three": ENTRY})
+    assert tokens.find("three") is not None
+    assert tokens.find("one") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("not json", "Expecting value"),
+        ("[]", "dictionary"),
+        (json.dumps({"short": ENTRY}), "SHA-256"),
+        (json.dumps({"G" * 64: ENTRY}), "SHA-256"),
+        (json.dumps({"a" * 64: {"name": "n", "project": "p"}}), "scopes"),
+        (json.dumps({"a" * 64: {**ENTRY, "scopes": ["root"]}}), "scopes"),
+        (json.dumps({"a" * 64: {**ENTRY, "sope": []}}), "sope"),
+    ],
+)
+def test_a_wrong_file_is_refused_at_start(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "tokens.json"
+    path.write_text(content)
+    with pytest.raises(StartupError, match=words) as caught:
+        TokenFile(path)
+    assert caught.value.exit_code == 2
+    assert "HEARTH_AUTH_FILE" in str(caught.value)
+
+
+def test_without_auth_everybody_may_do_everything() -> None:
+    assert current_caller() == ANONYMOUS
+    require_project("anything")
+
+
+def test_a_project_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from services.chassis import auth
+
+    token = auth._current.set(Caller("backend", "acme", frozenset({"read"})))
+    try:
+        require_project("acme")
+        with pytest.raises(PermissionDenied) as caught:
+            require_project("other")
+        assert caught.value.reason == "PROJECT_DENIED"
+        assert caught.value.metadata == {"project": "other"}
+    finally:
+        auth._current.reset(token)
