@@ -20,7 +20,7 @@ OPTIONS: list[Object] = [
     {"optionId": "trust-it", "name": "Always allow", "kind": "allow_always"},
     {"optionId": "leave-it", "name": "Reject", "kind": "reject_once"},
 ]
-GARBAGE = b'this is not JSON\n{"jsonrpc":"2.0","method":\n"a string"\n[1,2]\n\xff\xfe\n\n'
+GARBAGE = b'this is not JSON\n{"jsonrpc":"2.0","method":\n"a string"\n[1,2]\n\n'
 
 
 class Ended(Exception):

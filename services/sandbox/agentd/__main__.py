@@ -1,7 +1,7 @@
 """Starts agentd: arguments → agents → HTTP server, until SIGTERM.
 
     python -m services.sandbox.agentd --agents-file PATH [--token-file PATH] [--host 127.0.0.1] [--port 0]
-                                      [--port-file PATH] [--log-dir PATH] [--initialize-timeout 60]
+                                      [--port-file PATH] [--log-dir PATH] [--initialize-timeout 60] [--heartbeat 15]
 
 The token comes from the token file or from HEARTH_AGENTD_TOKEN, never from the arguments, which every user of the
 machine can read. The agents file is JSON: name → {"command": [program, …], "env": {…}, "cwd": path}; `env` and `cwd`
@@ -43,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--agents-file", type=Path, required=True, help="JSON: name to command, env, cwd")
     parser.add_argument("--log-dir", type=Path, help="where agents' stderr goes (default: beside the port file)")
     parser.add_argument("--initialize-timeout", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument("--heartbeat", type=float, default=15.0, metavar="SECONDS", help="of silence on a stream")
     options = parser.parse_args(argv)
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
@@ -50,8 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         token = read_token(options.token_file)
         agents = read_agents(options.agents_file)
-        if options.initialize_timeout <= 0:
-            raise WrongArguments("--initialize-timeout must be positive")
+        if options.initialize_timeout <= 0 or options.heartbeat <= 0:
+            raise WrongArguments("--initialize-timeout and --heartbeat must be positive")
     except WrongArguments as error:
         print(f"agentd: {error}", file=sys.stderr)
         return 2
@@ -117,6 +118,7 @@ async def _serve(options: argparse.Namespace, token: str, agents: dict[str, Agen
         environment={name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE},
         log_dir=log_dir,
         initialize_timeout=options.initialize_timeout,
+        heartbeat=options.heartbeat,
     )
     runner = web.AppRunner(daemon.application(), access_log=None, keepalive_timeout=600, shutdown_timeout=0.2)
     await runner.setup()

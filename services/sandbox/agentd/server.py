@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-HEARTBEAT_S = 15.0
 READER_S = 60.0
 SERVER_ID_LENGTH = 256
 
@@ -38,12 +37,14 @@ class Daemon:
         environment: Mapping[str, str],
         log_dir: Path,
         initialize_timeout: float,
+        heartbeat: float,
     ) -> None:
         self._token = token.encode()
         self._agents = agents
         self._children = children
         self._environment = environment
         self._initialize_timeout = initialize_timeout
+        self._heartbeat = heartbeat
         self._logs = {name: LogFile(log_dir / f"agent-{name}.log") for name in agents}
         self._servers: dict[str, AgentServer] = {}
         self._starting: dict[str, asyncio.Task[AgentServer]] = {}
@@ -69,6 +70,7 @@ class Daemon:
     async def stop(self, grace: float) -> None:
         """End all agents with their trees, and everything else below this process."""
         self._stopping = True
+        await asyncio.gather(*self._starting.values(), return_exceptions=True)
         await asyncio.gather(*(server.close(grace) for server in self._servers.values()), return_exceptions=True)
         await self._children.kill_strays()
         for log in self._logs.values():
@@ -169,11 +171,14 @@ class Daemon:
         return agent
 
     async def _delete(self, request: web.Request) -> web.Response:
-        server = self._servers.get(_server_id(request))
+        server_id = _server_id(request)
+        if server_id in self._starting:
+            await asyncio.wait([self._starting[server_id]])
+        server = self._servers.get(server_id)
         if server is not None:
             await server.close()
-            if self._servers.get(server.server_id) is server:
-                del self._servers[server.server_id]
+            if self._servers.get(server_id) is server:
+                del self._servers[server_id]
         return web.Response(status=204)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
@@ -188,7 +193,7 @@ class Daemon:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         try:
             await response.prepare(request)
-            await _follow(server, last, response)
+            await _follow(server, last, response, self._heartbeat)
         except ConnectionError:
             logger.debug("reader gone", extra={"server": server_id})
         except TimeoutError:
@@ -198,10 +203,13 @@ class Daemon:
         return response
 
     async def _run(self, request: web.Request) -> web.Response:
-        return web.json_response(await run(read_run_request(await request.read()), self._children, self._environment))
+        job = read_run_request(await request.read())
+        if self._stopping:
+            raise problems.stream_error("the daemon is stopping")
+        return web.json_response(await run(job, self._children, self._environment))
 
 
-async def _follow(server: AgentServer, last: int, response: web.StreamResponse) -> None:
+async def _follow(server: AgentServer, last: int, response: web.StreamResponse, heartbeat: float) -> None:
     """Write what the ring holds after `last` and what comes, until the ring is closed."""
     ring = server.ring
     while True:
@@ -211,7 +219,7 @@ async def _follow(server: AgentServer, last: int, response: web.StreamResponse) 
         elif ring.closed:
             await response.write_eof()
             return
-        elif await ring.wait(last, HEARTBEAT_S):
+        elif await ring.wait(last, heartbeat):
             continue
         else:
             data = b": heartbeat\n\n"
