@@ -145,8 +145,12 @@ async def create_pool(
             **(server_settings or {}),
         },
     )
+    await wait_for_postgres(settings.postgres_dsn, settings.postgres_start_timeout)
     try:
-        await _connect(pool, settings)
+        await pool
+    except CONNECT_ERRORS as error:
+        raise _unreachable(error) from None
+    try:
         await _check_durability(pool)
     except BaseException:
         pool.terminate()
@@ -170,14 +174,6 @@ async def wait_for_postgres(dsn: str, timeout: float) -> None:
         else:
             await connection.close()
             return
-
-
-async def _connect(pool: Pool, settings: PostgresSettings) -> None:
-    await wait_for_postgres(settings.postgres_dsn, settings.postgres_start_timeout)
-    try:
-        await pool
-    except CONNECT_ERRORS as error:
-        raise _unreachable(error) from None
 
 
 def _unreachable(error: Exception) -> StartupError:
