@@ -1,0 +1,1 @@
+"""The guarantees of history, against a running service."""
