@@ -1,0 +1,140 @@
+"""May this sandbox serve that request? What was baked in at creation, what was given to the daemon, and the next step.
+
+Two digests, because two things can be out of date: what only a new sandbox changes, and what a restart of the daemon
+applies. Neither holds a value of a secret; a new value comes with a new generation.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from services.sandbox.claims import Claim
+from services.sandbox.rows import Row
+from services.sandbox.states import Desired, Observed
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A secret variable. `value` travels to the daemon and nowhere else; `generation` grows when it changes."""
+
+    name: str
+    generation: int
+    value: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a sandbox must be. Sizes of 0 and empty texts leave the choice to the provider.
+
+    `network` is OPEN, BLOCKED, ALLOW_LIST or empty; `allow` holds CIDR addresses.
+    """
+
+    provider: str
+    agent: str
+    snapshot: str = ""
+    image: str = ""
+    target: str = ""
+    cpus: int = 0
+    memory_mib: int = 0
+    disk_mib: int = 0
+    network: str = ""
+    allow: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[Secret, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCommand:
+    """How the deployment starts an agent: program and arguments, variables, state below HOME that must be kept."""
+
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    state_paths: tuple[str, ...] = ()
+
+
+def fingerprint(spec: Spec) -> str:
+    """Lower-case hex SHA-256 of what creation bakes in. The order of names and addresses does not matter."""
+    return _digest(
+        {
+            "provider": spec.provider,
+            "agent": spec.agent,
+            "snapshot": spec.snapshot,
+            "image": spec.image,
+            "target": spec.target,
+            "resources": [spec.cpus, spec.memory_mib, spec.disk_mib],
+            "network": spec.network,
+            "allow": sorted({address.strip() for address in spec.allow}),
+            "env": sorted(spec.env),
+            "secrets": sorted([secret.name, secret.generation] for secret in spec.secrets),
+        }
+    )
+
+
+def daemon_fingerprint(spec: Spec, agents: Mapping[str, AgentCommand]) -> str:
+    """Lower-case hex SHA-256 of what the daemon is started with, but for secret values and the token."""
+    return _digest(
+        {
+            "env": dict(spec.env),
+            "secrets": sorted([secret.name, secret.generation] for secret in spec.secrets),
+            "agents": {name: [list(agent.command), dict(agent.env)] for name, agent in agents.items()},
+        }
+    )
+
+
+def _digest(content: Mapping[str, object]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Step(enum.Enum):
+    """What an Acquire does next."""
+
+    CREATE = "create"
+    WAIT = "wait"
+    SETTLE = "settle"
+    ATTACH = "attach"
+    ANSWER = "answer"
+    RESTART = "restart"
+    START = "start"
+    REPLACE = "replace"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an Acquire asks for, reduced to what is compared."""
+
+    claim: Claim
+    holder: str
+    fingerprint: str
+    daemon_fingerprint: str
+
+
+def next_step(row: Row | None, wanted: Wanted) -> Step:  # noqa: PLR0911 - a table, read from the top
+    """The next step from `row`, the sandbox of the session as it was just read (None: it has none).
+
+    ANSWER: this very claim has its sandbox, so it is told the same again. WAIT: somebody works on it. SETTLE: who
+    worked on it is taken for dead, so first look what there is. REPLACE: delete, then see again.
+    """
+    if row is None:
+        return Step.CREATE
+    if row.in_transition:
+        return Step.WAIT
+    if row.desired is Desired.GONE:
+        return Step.REPLACE
+    if row.overdue:
+        return Step.SETTLE
+    if row.claim == wanted.claim and row.holder == wanted.holder and row.reachable:
+        return Step.ANSWER
+    if row.fingerprint != wanted.fingerprint:
+        return Step.REPLACE
+    if row.observed is Observed.RUNNING:
+        # A holder is given a live daemon only if the daemon answers to nobody else and runs what is asked for.
+        kept = row.holder == wanted.holder and row.daemon_fingerprint == wanted.daemon_fingerprint
+        return Step.ATTACH if kept and row.reachable else Step.RESTART
+    if row.observed is Observed.STOPPED:
+        return Step.START
+    return Step.REPLACE

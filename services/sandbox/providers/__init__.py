@@ -1,0 +1,1 @@
+"""Where sandboxes run: one port, one implementation for each kind of place."""

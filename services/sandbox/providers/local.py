@@ -1,0 +1,389 @@
+"""Sandboxes on this machine: a directory and processes. **This isolates nothing.**
+
+An agent in a local sandbox runs as the user of the service. It can read and write whatever that user can, reach the
+network, and see other sandboxes. Use it for development, for tests, and for agents that you would run by hand.
+
+Below the root:
+
+    <name>/state.json       labels, creation time, whether it is stopped, the daemon's process and port
+    <name>/token            token of the daemon, readable by this user only
+    <name>/agents.json      what the daemon may run
+    <name>/*.log            what daemon and agents wrote to stderr
+    workspaces/<project>/<session>         where the agent works; outlives the sandbox
+    workspaces/<project>/<session>/.home   its HOME, so that what an agent remembers survives too
+
+The processes belong to nobody: they live on when the service dies, and the next one finds them by the state files and
+by the marker in their environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+from uuid import uuid4
+
+from services.chassis.clock import Clock
+from services.sandbox.compatibility import Spec
+from services.sandbox.providers.port import (
+    Address,
+    CreateRequest,
+    DaemonFailed,
+    DaemonRequest,
+    Instance,
+    InstanceNotFound,
+    InstanceState,
+    NameTaken,
+    ProviderError,
+    ProviderRefused,
+    ProviderUnavailable,
+)
+from services.sandbox.providers.processes import MARKER, Process, alive, end, identify, members
+from services.sandbox.rows import NAME_PREFIX, Key
+
+logger = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+NAME = "local"
+HOST = "127.0.0.1"
+
+# What an agent inherits of the service's own environment. Not the rest: it holds the database and the tokens.
+_INHERITED = (
+    *("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "SSL_CERT_FILE"),
+    *("SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+    *("http_proxy", "https_proxy", "no_proxy"),
+    # By this a stack of `hearth up` finds what it left behind.
+    "HEARTH_STACK_ROOT",
+)
+_GRACE_SECONDS = 1.5
+_POLL_SECONDS = 0.01
+_TRASH = ".trash-"
+_TRASH_SECONDS = 600.0
+_LOG_TAIL_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What state.json holds. `created` is wall time in seconds; `daemon` is absent where none was started."""
+
+    labels: Mapping[str, str]
+    project: str
+    session: str
+    created: float
+    stopped: bool = False
+    daemon_pid: int = 0
+    daemon_started: str = ""
+    port: int = 0
+
+    @property
+    def daemon(self) -> Process | None:
+        return Process(self.daemon_pid, self.daemon_started) if self.daemon_pid else None
+
+
+def _told(method: Callable[_P, Awaitable[_T]]) -> Callable[_P, Awaitable[_T]]:
+    """What the machine refuses (disk full, no right) is a failure of the provider, told as such."""
+
+    @functools.wraps(method)
+    async def told(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return await method(*args, **kwargs)
+        except OSError as error:
+            raise ProviderError(f"{type(error).__name__}: {error}") from error
+
+    return told
+
+
+class LocalProvider:
+    """Sandboxes below `root`. They inherit the usual variables of this process, and those named by `inherit`."""
+
+    def __init__(self, root: Path, clock: Clock, *, inherit: Sequence[str] = ()) -> None:
+        self._root = root.absolute()
+        self._workspaces = self._root / "workspaces"
+        self._clock = clock
+        self._inherited = {name: os.environ[name] for name in (*_INHERITED, *inherit) if name in os.environ}
+        # Daemons that this process started; it must reap those that end, else they stay as zombies.
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_old_trash(self._root)
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    def check(self, spec: Spec) -> None:
+        if spec.snapshot or spec.image:
+            raise ProviderRefused(
+                "the local provider runs on this machine as it is, not from a snapshot or image",
+                field="snapshot" if spec.snapshot else "image",
+            )
+        if spec.target:
+            raise ProviderRefused("the local provider has no targets", field="target")
+        if spec.cpus or spec.memory_mib or spec.disk_mib:
+            raise ProviderRefused("the local provider cannot limit resources", field="resources")
+        if spec.network not in ("", "OPEN"):
+            raise ProviderRefused("the local provider cannot restrict the network", field="network")
+
+    def workspace(self, key: Key) -> str:
+        return str(self._workspace(key))
+
+    @_told
+    async def create(self, request: CreateRequest) -> Instance:
+        directory = self._directory(request.name)
+        self._make_workspace(request.key)
+        state = _State(dict(request.labels), *request.key, created=time.time())
+        draft = self._root / f"{_TRASH}{uuid4().hex}"
+        draft.mkdir(mode=0o700)
+        try:
+            _write_state(draft, state)
+            # A directory replaces an empty one only, so of two creates of one name exactly one succeeds.
+            draft.rename(directory)
+        except OSError:
+            _remove_tree(draft)
+            if directory.exists():
+                raise NameTaken(f"{request.name} exists") from None
+            raise
+        return self._instance(request.name, state, InstanceState.RUNNING)
+
+    @_told
+    async def get(self, reference: str) -> Instance:
+        state = self._read(reference)
+        return self._instance(reference, state, await self._state_of(reference, state))
+
+    @_told
+    async def list(self, labels: Mapping[str, str]) -> Sequence[Instance]:
+        self._reap()
+        found = []
+        for directory in sorted(self._root.glob(f"{NAME_PREFIX}*")):
+            try:
+                state = self._read(directory.name)
+            except InstanceNotFound:  # deleted since the listing
+                continue
+            if labels.items() <= state.labels.items():
+                found.append(self._instance(directory.name, state, await self._state_of(directory.name, state)))
+        return found
+
+    @_told
+    async def start(self, reference: str) -> None:
+        state = self._read(reference)
+        if state.stopped:
+            _write_state(self._directory(reference), replace(state, stopped=False))
+
+    @_told
+    async def stop(self, reference: str) -> None:
+        state = self._read(reference)
+        await self._end(reference, state, grace=_GRACE_SECONDS)
+        _write_state(self._directory(reference), replace(state, stopped=True, daemon_pid=0, daemon_started="", port=0))
+
+    @_told
+    async def delete(self, reference: str) -> None:
+        try:
+            state = self._read(reference)
+        except InstanceNotFound:
+            return
+        await self._end(reference, state, grace=0.0)
+        trash = self._root / f"{_TRASH}{uuid4().hex}"
+        with suppress(FileNotFoundError):
+            self._directory(reference).rename(trash)
+            await asyncio.to_thread(_remove_tree, trash)
+
+    async def refresh_activity(self, reference: str) -> None:
+        """Nothing: no timer stops a local sandbox."""
+
+    @_told
+    async def restart_daemon(self, reference: str, daemon: DaemonRequest) -> Address:
+        state = self._read(reference)
+        if state.stopped:
+            raise ProviderUnavailable(f"{reference} is stopped")
+        await self._end(reference, state, grace=_GRACE_SECONDS)
+        directory = self._directory(reference)
+        port_file = directory / "port"
+        port_file.unlink(missing_ok=True)
+        _write_private(directory / "token", daemon.token + "\n")
+        workspace = self._make_workspace(daemon.key)
+        agents = {
+            name: {"command": list(agent.command), "env": {**agent.env, **daemon.env}, "cwd": str(workspace)}
+            for name, agent in daemon.agents.items()
+        }
+        _write_private(directory / "agents.json", json.dumps(agents))
+        process = self._spawn(directory, self._environment(reference, workspace, daemon.secrets))
+        found = identify(process.pid)
+        if found is not None:
+            _write_state(directory, replace(state, daemon_pid=found.pid, daemon_started=found.started, port=0))
+        port = await self._bound_port(process, port_file, directory / "daemon.log")
+        _write_state(
+            directory,
+            replace(state, daemon_pid=process.pid, daemon_started=found.started if found else "", port=port),
+        )
+        return _address(port)
+
+    @_told
+    async def endpoint(self, reference: str) -> Address:
+        state = self._read(reference)
+        if not state.port:
+            raise ProviderUnavailable(f"{reference} has no daemon")
+        return _address(state.port)
+
+    async def set_network(self, reference: str, mode: str, allow: Sequence[str]) -> None:
+        if mode not in ("", "OPEN"):
+            raise ProviderRefused("the local provider cannot restrict the network", field="network")
+
+    @_told
+    async def delete_workspace(self, key: Key) -> None:
+        workspace = self._workspace(key)
+        trash = self._root / f"{_TRASH}{uuid4().hex}"
+        with suppress(FileNotFoundError):
+            workspace.rename(trash)
+            await asyncio.to_thread(_remove_tree, trash)
+        with suppress(OSError):  # other sessions of the project
+            workspace.parent.rmdir()
+
+    async def close(self) -> None:
+        self._reap()
+        for process in self._started:
+            # It goes on without us; the object would otherwise complain that it was left running.
+            process.returncode = 0
+        self._started.clear()
+
+    async def _state_of(self, reference: str, state: _State) -> InstanceState:
+        if state.stopped:
+            return InstanceState.STOPPED
+        if state.daemon is None or alive(state.daemon):
+            return InstanceState.RUNNING
+        # The daemon ended by itself (the machine may have been restarted). What it had started may live on.
+        left = await asyncio.to_thread(members, _sandbox_id(reference))
+        return InstanceState.RUNNING if left else InstanceState.STOPPED
+
+    async def _end(self, reference: str, state: _State, *, grace: float) -> None:
+        await end(_sandbox_id(reference), state.daemon, grace=grace, clock=self._clock)
+        self._reap()
+
+    def _spawn(self, directory: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        self._reap()
+        with (directory / "daemon.log").open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    # Safe path: a module of the workspace must not stand in for one of ours.
+                    *(sys.executable, "-P", "-m", "services.sandbox.agentd", "--host", HOST, "--port", "0"),
+                    *("--token-file", str(directory / "token"), "--agents-file", str(directory / "agents.json")),
+                    *("--port-file", str(directory / "port"), "--log-dir", str(directory)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(environment),
+                cwd=directory,
+                start_new_session=True,
+            )
+        self._started.append(process)
+        return process
+
+    async def _bound_port(self, process: subprocess.Popen[bytes], port_file: Path, log: Path) -> int:
+        while True:
+            with suppress(FileNotFoundError):
+                return int(port_file.read_text())
+            if process.poll() is not None:
+                raise DaemonFailed(f"agentd ended with {process.returncode}: {_tail(log)}")
+            await self._clock.sleep(_POLL_SECONDS)
+
+    def _environment(self, reference: str, workspace: Path, secrets: Mapping[str, str]) -> dict[str, str]:
+        # Secrets go this way, not through the agents file: agents inherit them from the daemon, no disk sees them.
+        return {
+            **self._inherited,
+            **secrets,
+            "HOME": str(workspace / ".home"),
+            MARKER: _sandbox_id(reference),
+        }
+
+    def _reap(self) -> None:
+        self._started = [process for process in self._started if process.poll() is None]
+
+    def _directory(self, name: str) -> Path:
+        if not name.startswith(NAME_PREFIX) or "/" in name:
+            raise InstanceNotFound(f"{name} is no name of a sandbox")
+        return self._root / name
+
+    def _read(self, name: str) -> _State:
+        path = self._directory(name) / "state.json"
+        try:
+            content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise InstanceNotFound(f"there is no sandbox {name} below {self._root}") from None
+        return _State(**content)
+
+    def _instance(self, name: str, state: _State, shown: InstanceState) -> Instance:
+        return Instance(name, name, shown, state.labels, age=max(0.0, time.time() - state.created))
+
+    def _workspace(self, key: Key) -> Path:
+        return self._workspaces / _path_part(key.project) / _path_part(key.session)
+
+    def _make_workspace(self, key: Key) -> Path:
+        workspace = self._workspace(key)
+        (workspace / ".home").mkdir(mode=0o700, parents=True, exist_ok=True)
+        return workspace
+
+
+def _sandbox_id(reference: str) -> str:
+    return reference.removeprefix(NAME_PREFIX)
+
+
+def _address(port: int) -> Address:
+    return Address(f"http://{HOST}:{port}")
+
+
+def _path_part(text: str) -> str:
+    """A session or project id as one name of a path: `..` must not climb, and `:` separates paths in variables."""
+    escaped = text.replace(":", "%3A")
+    return "%2E" + escaped[1:] if escaped.startswith(".") else escaped
+
+
+def _write_state(directory: Path, state: _State) -> None:
+    _write_private(directory / "state.json", json.dumps(asdict(state)))
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only this user reads, so that a reader sees the whole of it or what was there before."""
+    draft = path.with_name(f".{path.name}.{uuid4().hex}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(text)
+    draft.replace(path)
+
+
+def _remove_tree(path: Path) -> None:
+    """Remove a tree also where its owner took away the right to write in it, as some package caches do."""
+    for directory, below, _ in os.walk(path):
+        for name in below:
+            inner = os.path.join(directory, name)
+            if not os.path.islink(inner):
+                os.chmod(inner, stat.S_IRWXU)
+    with suppress(FileNotFoundError):
+        shutil.rmtree(path)
+
+
+def _remove_old_trash(root: Path) -> None:
+    """Remove what a killed process left half made or half deleted; what is young may be another one's work."""
+    for left in root.glob(f"{_TRASH}*"):
+        with suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > _TRASH_SECONDS:
+                _remove_tree(left)
+
+
+def _tail(path: Path) -> str:
+    try:
+        text = path.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
+    except OSError:
+        return "it wrote nothing"
+    return " | ".join(line.strip() for line in text.splitlines()[-5:] if line.strip()) or "it wrote nothing"

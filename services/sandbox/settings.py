@@ -1,0 +1,168 @@
+"""Settings of the sandbox service. Durations are seconds, prices US dollars per hour of one sandbox."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import NoDecode
+
+from services.chassis.settings import PREFIX, PostgresSettings
+from services.sandbox.claims import LeaseLimits
+from services.sandbox.compatibility import AgentCommand
+from services.sandbox.drift import Limits
+from services.sandbox.tiers import Tier
+from services.sandbox.transitions import Deadlines
+
+_BUILT = ("local",)
+
+
+class Agent(BaseModel):
+    """An entry of HEARTH_AGENTS. `env` is name → value, or a list of names to take from this process's environment;
+    `state_paths` are paths below HOME that must survive the sandbox."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    command: list[str] = Field(min_length=1)
+    env: dict[str, str] | list[str] = Field(default_factory=dict)
+    state_paths: list[str] = Field(default_factory=list)
+
+    def resolved(self) -> AgentCommand:
+        """With the values of named variables; a name that is not set is left out."""
+        env = self.env
+        if isinstance(env, list):
+            env = {name: os.environ[name] for name in env if name in os.environ}
+        return AgentCommand(tuple(self.command), env, tuple(self.state_paths))
+
+
+# Safe path: the agent's directory is the user's, and must not stand in for our modules.
+_BUILT_IN_AGENTS = {"scripted": Agent(command=[sys.executable, "-P", "-m", "hearth.agents.scripted"])}
+
+
+class SandboxSettings(PostgresSettings):
+    """What the sandbox service reads beside what every service reads."""
+
+    listen: str = Field(default="127.0.0.1:7403", description="host:port to bind; port 0 takes a free one")
+
+    providers: Annotated[list[str], NoDecode] = Field(
+        default=["local"], description="providers that are switched on, separated by commas"
+    )
+    default_provider: str = Field(default="local", description="provider of a spec that names none")
+    agents: Annotated[dict[str, Agent], NoDecode] = Field(
+        default_factory=dict, description="JSON object: name to {command, env, state_paths}; `scripted` is built in"
+    )
+
+    local_root: Path = Field(default=Path(".hearth/sandboxes"), description="directory of local sandboxes")
+    local_inherit: Annotated[list[str], NoDecode] = Field(
+        default_factory=list, description="variables of this process that local sandboxes inherit, separated by commas"
+    )
+    local_warm_window: float = Field(default=60.0, ge=0, description="how long a sandbox is kept running; 0 = not")
+    local_warm_cap: int = Field(default=8, ge=0, description="how many are kept running")
+    local_park_stopped: bool = Field(default=True, description="keep the disk of what is not kept running")
+    local_price_running: float = Field(default=0.0, ge=0)
+    local_price_stopped: float = Field(default=0.0, ge=0)
+
+    daytona_warm_window: float = Field(default=120.0, ge=0, description="as HEARTH_LOCAL_WARM_WINDOW")
+    daytona_warm_cap: int = Field(default=20, ge=0, description="as HEARTH_LOCAL_WARM_CAP")
+    daytona_park_stopped: bool = Field(default=True, description="as HEARTH_LOCAL_PARK_STOPPED")
+    daytona_price_running: float = Field(default=0.17, ge=0)
+    daytona_price_stopped: float = Field(default=0.0009, ge=0)
+
+    create_deadline: float = Field(default=120.0, gt=0, description="for creating an instance")
+    start_deadline: float = Field(default=60.0, gt=0, description="for starting an instance and its daemon")
+    stop_deadline: float = Field(default=30.0, gt=0, description="for stopping an instance")
+    delete_deadline: float = Field(default=30.0, gt=0, description="for deleting an instance")
+    look_again: float = Field(default=1.0, ge=0, description="pause before a second look for a missing instance")
+    probe_timeout: float = Field(default=3.0, gt=0, description="a daemon that takes longer to answer is lost")
+    activity_refresh: float = Field(default=240.0, gt=0, description="how often a provider is told of a running turn")
+
+    lease: float = Field(default=90.0, gt=0, description="a claim that nobody renews for that long is ended")
+    lease_read_interval: float = Field(default=5.0, gt=0, description="how often the leases are read")
+    lease_gap: float = Field(default=10.0, gt=0, description="after a longer gap in reading, watching begins anew")
+    reconcile_interval: float = Field(default=30.0, gt=0, description="between comparisons with the providers")
+    keep_gone_rows: float = Field(default=7 * 86_400.0, ge=0, description="how long rows of gone sandboxes are kept")
+
+    @field_validator("providers", "local_inherit", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("providers")
+    @classmethod
+    def _are_built(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if name not in _BUILT:
+                raise ValueError(f"{name!r} is no provider of this version; it has {', '.join(_BUILT)}")
+        if not value:
+            raise ValueError("must name at least one provider")
+        return value
+
+    @field_validator("agents", mode="before")
+    @classmethod
+    def _parse(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            parsed: Any = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"is not JSON: {error}") from None
+        if not isinstance(parsed, dict):
+            raise ValueError("must be a JSON object of agents by name")
+        for name, entry in parsed.items():
+            if not name or "/" in name or not name.isprintable():
+                raise ValueError(f"{name!r}: a name must be printable and without '/'")
+            try:
+                Agent.model_validate(entry)
+            except ValidationError as error:
+                first = error.errors(include_url=False, include_input=False)[0]
+                path = ".".join(str(part) for part in first["loc"])
+                raise ValueError(f"agent {name!r}: {path}: {first['msg']}") from None
+        return parsed
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> SandboxSettings:
+        if self.default_provider not in self.providers:
+            raise ValueError(
+                f"{PREFIX}DEFAULT_PROVIDER={self.default_provider} is not among {PREFIX}PROVIDERS="
+                f"{','.join(self.providers)}"
+            )
+        if self.lease_gap <= self.lease_read_interval:
+            raise ValueError(
+                f"{PREFIX}LEASE_GAP must be longer than {PREFIX}LEASE_READ_INTERVAL, else no lease ever lapses"
+            )
+        return self
+
+    def agent_commands(self) -> dict[str, AgentCommand]:
+        """The built-in agents, and those of HEARTH_AGENTS over them."""
+        return {name: agent.resolved() for name, agent in {**_BUILT_IN_AGENTS, **self.agents}.items()}
+
+    def tiers(self) -> dict[str, Tier]:
+        """The tiers of each provider that is switched on, by the provider's name."""
+        return {
+            name: Tier(
+                window=getattr(self, f"{name}_warm_window"),
+                cap=getattr(self, f"{name}_warm_cap"),
+                park_stopped=getattr(self, f"{name}_park_stopped"),
+                price_running=getattr(self, f"{name}_price_running"),
+                price_stopped=getattr(self, f"{name}_price_stopped"),
+            )
+            for name in self.providers
+        }
+
+    def deadlines(self) -> Deadlines:
+        """For the workers of transitions."""
+        return Deadlines(
+            self.create_deadline, self.start_deadline, self.stop_deadline, self.delete_deadline, self.look_again
+        )
+
+    def lease_limits(self) -> LeaseLimits:
+        """For the watcher of leases."""
+        return LeaseLimits(self.lease, self.lease_gap)
+
+    def drift_limits(self) -> Limits:
+        """For the comparison with the providers."""
+        return Limits(young=self.create_deadline)
