@@ -1,23 +1,18 @@
 """The contract's wire form, read and written without touching what is inside an event.
 
-An event is stored and delivered byte for byte as its producer sent it. So requests are split by *shadows*: messages
-made here from the descriptors of the contract, with the same field numbers, in which a message that only passes through
-is a `bytes` field. protobuf's parser then hands out the raw bytes, in C. Replies to reads are joined from bytes.
+An event is stored and delivered byte for byte as its producer sent it: requests are split by shadows of the contract's
+messages, and replies to reads are joined from bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol, cast
-
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from typing import Protocol, cast
 
 from hearth.history.v1 import history_pb2, history_service_pb2
 from hearth.relay.v1 import bus_pb2
 from hearth.types.v1 import event_pb2, session_pb2
-
-_Field = descriptor_pb2.FieldDescriptorProto
+from services.chassis.shadows import shadows
 
 
 class RawEvent(Protocol):
@@ -72,47 +67,9 @@ class RawNotice(Protocol):
         ...
 
 
-class _Shadow(Protocol):
-    def __call__(self, **fields: Any) -> Any:
-        """A new message."""
-        ...
-
-    def FromString(self, data: bytes) -> Any:
-        """Parse; raises DecodeError."""
-        ...
-
-
-def _shadows(descriptors: Iterable[Descriptor]) -> dict[str, _Shadow]:
-    """Messages like `descriptors`, by name; a field of one of these types holds its shadow, others are bytes."""
-    file = descriptor_pb2.FileDescriptorProto(name="hearth/shadow.proto", package="hearth.shadow", syntax="proto3")
-    opened = list(descriptors)
-    names = {f".{descriptor.full_name}": f".{file.package}.{descriptor.name}" for descriptor in opened}
-    for descriptor in opened:
-        shadow = file.message_type.add()
-        descriptor.CopyToProto(shadow)
-        for field in shadow.field:
-            if field.type == FieldDescriptor.TYPE_ENUM:
-                field.type = _Field.TYPE_INT32
-                field.ClearField("type_name")
-            elif field.type == FieldDescriptor.TYPE_MESSAGE and field.type_name in names:
-                field.type_name = names[field.type_name]
-            elif field.type == FieldDescriptor.TYPE_MESSAGE:
-                field.type = _Field.TYPE_BYTES
-                field.ClearField("type_name")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        descriptor.name: cast(
-            "_Shadow",
-            message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{descriptor.name}")),
-        )
-        for descriptor in opened
-    }
-
-
 # Alone, so that an event is bytes wherever it is a field of something else.
-_EVENT = _shadows([event_pb2.Event.DESCRIPTOR])
-_SHADOWS = _shadows(
+_EVENT = shadows([event_pb2.Event.DESCRIPTOR])
+_SHADOWS = shadows(
     [
         session_pb2.SessionKey.DESCRIPTOR,
         history_pb2.AppendSet.DESCRIPTOR,

@@ -28,7 +28,7 @@ class Client:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
-        self.stub = history_service_pb2_grpc.HistoryServiceStub(channel)  # type: ignore[no-untyped-call]
+        self.stub = history_service_pb2_grpc.HistoryServiceStub(channel)
 
     async def append(
         self, session: Key, *new: event_pb2.Event, atomic: bool = False
@@ -49,7 +49,7 @@ class Client:
     ) -> history_service_pb2.ReadEventsResponse:
         """One page."""
         request = history_service_pb2.ReadEventsRequest(session=session, after=after, page_size=page_size)
-        return await self.stub.ReadEvents(request)  # type: ignore[no-any-return]
+        return await self.stub.ReadEvents(request)
 
     async def read(self, session: Key, page_size: int = 0) -> list[event_pb2.EventItem]:
         """The whole log, page by page, checked to be contiguous from 1."""
@@ -80,12 +80,12 @@ class Client:
     ) -> history_service_pb2.GetSnapshotResponse:
         """A snapshot page."""
         request = history_service_pb2.GetSnapshotRequest(session=session, page_size=page_size, page_token=page_token)
-        return await self.stub.GetSnapshot(request)  # type: ignore[no-any-return]
+        return await self.stub.GetSnapshot(request)
 
     async def mark_incomplete(self, session: Key, execution_id: str, reason: str) -> history_pb2.LedgerEntry:
         """Mark an execution."""
         request = history_service_pb2.MarkIncompleteRequest(session=session, execution_id=execution_id, reason=reason)
-        return (await self.stub.MarkIncomplete(request)).execution  # type: ignore[no-any-return]
+        return (await self.stub.MarkIncomplete(request)).execution
 
     async def quarantined(self, session: Key, execution_id: str = "") -> list[history_pb2.QuarantinedEvent]:
         """All that was kept aside, page by page."""
@@ -105,7 +105,7 @@ class Client:
     async def trim(self, session: Key, through: int) -> history_pb2.Bounds:
         """Remove old events."""
         request = history_service_pb2.TrimLogRequest(session=session, through=through)
-        return (await self.stub.TrimLog(request)).bounds  # type: ignore[no-any-return]
+        return (await self.stub.TrimLog(request)).bounds
 
     async def delete(self, session: Key) -> None:
         """Remove a log."""
