@@ -69,9 +69,9 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 def fail_call(error: CallError) -> NoReturn:
     """End the command with the error of a call."""
     reason = f" [dim]({escape(error.reason)})[/dim]" if error.reason else ""
-    err.print(f"[red]{escape(error.code.name)}[/red]{reason} {escape(error.message)}")
+    err.print(f"[red]{escape(error.code.name)}[/red]{reason} {escape(error.message)}", soft_wrap=True)
     for field, description in error.field_violations:
-        err.print(f"  [yellow]{escape(field)}[/yellow] {escape(description)}")
+        err.print(f"  [yellow]{escape(field)}[/yellow] {escape(description)}", soft_wrap=True)
     unreachable = error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     if unreachable and not error.reason:
         err.print("  is a stack running? `hearth status` tells, `hearth up` starts one")
@@ -80,7 +80,7 @@ def fail_call(error: CallError) -> NoReturn:
 
 def fail(message: str, code: Exit = Exit.FAILED) -> NoReturn:
     """End the command with a message of its own."""
-    err.print(f"[red]{escape(message)}[/red]")
+    err.print(f"[red]{escape(message)}[/red]", soft_wrap=True)
     raise typer.Exit(code)
 
 
