@@ -11,7 +11,7 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import hiredis
 from redis.asyncio.connection import parse_url
@@ -261,8 +261,8 @@ class _Link(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports have the methods of asyncio's, but not the class.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
