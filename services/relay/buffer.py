@@ -1,0 +1,69 @@
+"""What the relay keeps in Valkey of each session: names of its keys, and reading back the frames kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hearth.relay.v1 import bus_pb2
+from services.relay.order import FrameIn
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+Key = tuple[str, str]
+
+
+def channel(key: Key) -> bytes:
+    """Where history tells of events and the relay of frames. Two sessions may share one by their names."""
+    return f"hearth:live:{key[0]}:{key[1]}".encode()
+
+
+def state_key(key: Key) -> bytes:
+    """Who writes the frames of a session, and how far."""
+    return _name(key, "writer")
+
+
+def frames_key(key: Key) -> bytes:
+    """The frames kept of a session."""
+    return _name(key, "frames")
+
+
+def _name(key: Key, what: str) -> bytes:
+    # The length keeps ("a:b", "c") and ("a", "b:c") apart.
+    project, session = key
+    return f"hearth:relay:{len(project)}:{project}:{session}:{what}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The frames kept of one (execution, epoch), ascending; `through` is the last index taken, kept or not, or -1."""
+
+    execution: str
+    epoch: int
+    through: int
+    frames: Sequence[FrameIn]
+
+
+class Buffer:
+    """Reads what the ingress script wrote."""
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+
+    async def read(self, key: Key) -> Kept | None:
+        """The frames kept of a session, in one view; None when it has no writer. Raises `RedisError`."""
+        async with self._client.pipeline(transaction=True) as both:
+            both.hmget(state_key(key), ["x", "e", "n"])
+            both.xrange(frames_key(key))
+            (execution, epoch, following), entries = await both.execute()
+        if not execution:
+            return None
+        name, number = execution.decode(), int(epoch)
+        frames = [
+            FrameIn(name, number, frame.index, frame.index, frame.reply)
+            for _, fields in entries
+            for frame in bus_pb2.LiveFrames.FromString(fields[b"f"]).frames
+        ]
+        return Kept(name, number, int(following) - 1, frames)

@@ -1,0 +1,302 @@
+"""Follows the log and the frames of one session, and hands both on in order.
+
+Notices are not trusted: event n+1 is handed on only after n, and what is missing is read from history. Frames come as
+they come, but those of an execution wait for its start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+from redis.exceptions import RedisError
+
+from hearth.history.v1 import history_pb2
+from hearth.relay.v1 import bus_pb2
+from services.chassis import telemetry
+from services.chassis.clock import Clock
+from services.chassis.errors import HearthError, Unavailable
+from services.chassis.tasks import Tasks
+from services.relay.buffer import Buffer, Kept, Key, channel
+from services.relay.bus import Bus
+from services.relay.log import Log
+from services.relay.order import EventIn, FrameIn, Lost, Order, Role, weave
+from services.relay.settings import RelaySettings
+from services.relay.tail import Waiting
+from services.relay.ticker import Ticker
+from services.relay.view import View
+from services.relay.wire import FRAMES, NOTICE, Place, RawNotice, event_of, parse_notice, place_of
+
+logger = logging.getLogger(__name__)
+
+# Bus messages kept while a session is being opened.
+_EARLY_MESSAGES = 4096
+_ACTIVE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What all sessions of a process share. `suspect` is called when history did not answer."""
+
+    log: Log
+    bus: Bus
+    buffer: Buffer
+    ticker: Ticker
+    tasks: Tasks
+    clock: Clock
+    settings: RelaySettings
+    suspect: Callable[[], None]
+
+
+class Follower:
+    """`open` it; from then on `came` gets every piece in order, until `broken` says that the log is another one.
+
+    After `broken` it follows nothing until it is opened again.
+    """
+
+    def __init__(
+        self, key: Key, parts: Parts, *, came: Callable[[FrameIn | EventIn], None], broken: Callable[[], None]
+    ) -> None:
+        self._key = key
+        self._parts = parts
+        self._came = came
+        self._broken = broken
+        self._channel = channel(key)
+        # The newest event handed on.
+        self.place = Place()
+        # Execution, epoch and highest frames_through as the events have them; it has seen no frame.
+        self.order = Order(strict=False)
+        self.view = View("", 0)
+        self.last_frame: Lost | None = None
+        self.head = 0
+        self.oldest = 0
+        settings = parts.settings
+        self._waiting = Waiting(max_bytes=settings.relay_buffer_bytes, max_frames=settings.relay_buffer_frames)
+        self._early: deque[bytes] = deque(maxlen=_EARLY_MESSAGES)
+        self._wanted = 0
+        self._touched = float("-inf")
+        self._open = False
+        self._opening: asyncio.Task[HearthError | None] | None = None
+        self._fetching: asyncio.Task[None] | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether an execution runs, or something happened in the last minute."""
+        return not self.order.ended or self._parts.clock.monotonic() - self._touched < _ACTIVE_SECONDS
+
+    async def open(self) -> None:
+        """Return when the session is followed; raises `Unavailable` when history does not answer."""
+        if self._open:
+            return
+        if self._opening is None:
+            self._opening = self._parts.tasks.start("relay open", self._begin(), critical=False)
+        opening = self._opening
+        await asyncio.wait([opening])
+        failed = _closed() if opening.cancelled() else opening.result()
+        if failed is not None:
+            raise failed
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        self._open = False
+        self._parts.bus.ignore(self._channel, self._hear)
+        for task in (self._opening, self._fetching):
+            if task is not None:
+                task.cancel()
+
+    async def read_kept(self) -> Kept | None:
+        """The frames kept of the session; None when nothing is kept or the bus does not answer."""
+        if not self._parts.bus.connected:
+            return None
+        try:
+            return await self._parts.buffer.read(self._key)
+        except RedisError as error:
+            logger.warning("kept frames cannot be read", extra={"cause": type(error).__name__})
+            return None
+
+    def take_kept(self, kept: Kept) -> None:
+        """Hand on what is new in frames that were kept while this process may not have heard them."""
+        if self._open:
+            self._frames_came(kept.execution, kept.epoch, kept.frames)
+
+    async def _begin(self) -> HearthError | None:
+        try:
+            # First the channel, then the head: an event between them is in one of both.
+            await self._parts.bus.listen(self._channel, self._hear)
+            head = (await self._parts.log.heads([self._key]))[0]
+            self._base(head)
+            kept = await self.read_kept()
+        except HearthError as error:
+            self._parts.bus.ignore(self._channel, self._hear)
+            return error
+        finally:
+            self._opening = None
+        self._open = True
+        if kept is not None and kept.execution != self.order.execution:
+            # An execution whose start is on its way. The frames of one that runs are handed out with its snapshot.
+            self._frames_came(kept.execution, kept.epoch, kept.frames)
+        early, self._early = self._early, deque(maxlen=_EARLY_MESSAGES)
+        for message in early:
+            self._hear(message)
+        return None
+
+    def _base(self, head: history_pb2.Head) -> None:
+        self.place = Place.of(head.head)
+        self.head, self.oldest = head.head.sequence, head.oldest
+        running = bool(head.execution_id) and not head.ended
+        self.order = Order(head.execution_id, head.epoch, ended=not running, strict=False)
+        self.view = View(head.execution_id if running else "", self.place.sequence + 1)
+        self.last_frame = None
+        self._wanted = 0
+        self._touched = self._parts.clock.monotonic()
+
+    # --- the bus ---
+
+    def _hear(self, data: bytes) -> None:
+        if not self._open:
+            self._early.append(data)
+            return
+        kind = data[:1]
+        try:
+            if kind == FRAMES:
+                self._live_frames(bus_pb2.LiveFrames.FromString(data[1:]))
+            elif kind == NOTICE:
+                self._notice(parse_notice(data[1:]))
+        except DecodeError:
+            logger.error("bus message does not parse", extra={"project": self._key[0], "session": self._key[1]})
+
+    def _live_frames(self, live: bus_pb2.LiveFrames) -> None:
+        if (live.project, live.session) == self._key:
+            execution, epoch = live.execution_id, live.epoch
+            frames = [FrameIn(execution, epoch, frame.index, frame.index, frame.reply) for frame in live.frames]
+            self._frames_came(execution, epoch, frames)
+
+    def _frames_came(self, execution: str, epoch: int, frames: Sequence[FrameIn]) -> None:
+        if execution == self.order.execution:
+            if not self.order.ended and epoch >= self.order.epoch:
+                self._frames(frames)
+        elif epoch > self.order.epoch:
+            for frame in frames:
+                self._waiting.add(frame)
+
+    def _frames(self, frames: Sequence[FrameIn]) -> None:
+        last = self.last_frame
+        for frame in frames:
+            if last is not None and last.execution == frame.execution and (frame.epoch, frame.first) <= last[1:]:
+                continue
+            last = Lost(frame.execution, frame.epoch, frame.last)
+            self._came(frame)
+        if last is not self.last_frame:
+            self.last_frame = last
+            self._touched = self._parts.clock.monotonic()
+
+    def _notice(self, notice: RawNotice) -> None:
+        if notice.last_sequence <= self.place.sequence or self._fetching is not None:
+            self._wanted = max(self._wanted, notice.last_sequence)
+            return
+        with self._traced(notice):
+            if self._usable(notice):
+                for item in notice.events[self.place.sequence + 1 - notice.first_sequence :]:
+                    self._event(item)
+            if self.place.sequence < notice.last_sequence:
+                self._want(notice.last_sequence)
+
+    def _usable(self, notice: RawNotice) -> bool:
+        """Whether the events of a notice follow what is here. The log's id is never taken from a notice."""
+        known = self.place.sequence + 1 - notice.first_sequence
+        if not self.place.log_id or notice.log_id != self.place.log_id or known < 0:
+            return False
+        if len(notice.events) != notice.last_sequence - notice.first_sequence + 1:
+            return False
+        before = notice.previous_tag if known == 0 else place_of(notice.events[known - 1]).tag
+        return before == self.place.tag
+
+    def _traced(self, notice: RawNotice) -> AbstractContextManager[object]:
+        if not notice.traceparent:
+            return nullcontext()
+        attributes: dict[str, str | int] = {
+            "hearth.project": self._key[0],
+            "hearth.session": self._key[1],
+            "hearth.sequence": notice.last_sequence,
+        }
+        return telemetry.span("relay.notice", parent=notice.traceparent, attributes=attributes)
+
+    # --- events ---
+
+    def _event(self, item: bytes) -> bool:
+        """Hand on the event if it is the next one."""
+        event, place = event_of(item)
+        if place.sequence != self.place.sequence + 1:
+            return False
+        self.place = place
+        self.head = max(self.head, place.sequence)
+        self.order = weave(self.order, [event], after=place.sequence).order
+        if event.role is Role.STARTED:
+            self.view = View(event.execution, place.sequence, started=True)
+        else:
+            self.view.fold(event)
+        self._touched = self._parts.clock.monotonic()
+        self._came(event)
+        if event.role is Role.STARTED:
+            self._frames(self._waiting.release(event.execution, event.epoch))
+        return True
+
+    def _want(self, sequence: int) -> None:
+        self._wanted = max(self._wanted, sequence)
+        if self._fetching is None and self._open:
+            self._fetching = self._parts.tasks.start("relay fetch", self._fetch(), critical=False)
+
+    async def _fetch(self) -> None:
+        try:
+            while self.place.sequence < self._wanted:
+                page = await self._parts.log.page(self._key, self.place)
+                if not all(map(self._event, page.events)):
+                    logger.error("history returned a hole", extra={"session": self._key[1], **self.place.metadata()})
+                    self._parts.suspect()
+                    return
+                if not page.events:
+                    self._wanted = self.place.sequence
+        except Unavailable:
+            self._parts.suspect()
+        except HearthError as refusal:
+            self._replaced(refusal.reason)
+        finally:
+            if self._fetching is asyncio.current_task():
+                self._fetching = None
+
+    def compare(self, head: history_pb2.Head, asked: Place) -> None:
+        """Take history's word of the head, which was asked for when `asked` was the newest event here."""
+        if not self._open:
+            return
+        found = Place.of(head.head)
+        same = found.log_id == asked.log_id or not asked.log_id
+        if not same or found.sequence < asked.sequence or (found.sequence == asked.sequence and found.tag != asked.tag):
+            if asked == self.place:
+                self._replaced("LOG_REPLACED")
+            return
+        self.head, self.oldest = max(self.head, found.sequence), head.oldest
+        if found.sequence > self.place.sequence:
+            self._want(found.sequence)
+
+    def _replaced(self, reason: str) -> None:
+        logger.warning(
+            "the log is not the one that was followed",
+            extra={"project": self._key[0], "session": self._key[1], "reason": reason},
+        )
+        self._open = False
+        self._parts.bus.ignore(self._channel, self._hear)
+        if self._fetching is not None and self._fetching is not asyncio.current_task():
+            # What it reads follows an event that is gone.
+            self._fetching.cancel()
+        self._fetching = None
+        self._waiting.clear()
+        self._broken()
+
+
+def _closed() -> HearthError:
+    return Unavailable("this session is being closed here; connect again", reason="STREAM_CLOSED")
