@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -58,7 +59,9 @@ class AcpHttp:
     async def post(self, server: str, message: Any, *, agent: str | None = None) -> Reply:
         """POST one message to a server."""
         query = {"agent": agent} if agent else {}
-        return await self.call("POST", f"/v1/acp/{server}", json=message, params=query)
+        body = io.BytesIO(json.dumps(message).encode())
+        headers = {"Content-Type": "application/json"}
+        return await self.call("POST", f"/v1/acp/{server}", data=body, params=query, headers=headers)
 
     async def request(self, server: str, method: str, params: Message, *, agent: str | None = None) -> Reply:
         """POST a request with a fresh id."""

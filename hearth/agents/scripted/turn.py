@@ -315,11 +315,12 @@ class TurnRun:
             await self._say(piece + (" " if index + 1 < len(pieces) else ""))
 
     async def _say(self, text: str) -> None:
-        if self._fresh and self._talking == "agent_message_chunk":
+        same_message = self._talking == "agent_message_chunk"
+        if self._fresh and same_message:
             text = f"\n{text}"
         self._fresh = False
         if self.characters < TEXT_CHARACTERS:
-            self._text.append(text)
+            self._text += [text] if same_message or not self._text else ["\n", text]
         self.characters += len(text)
         await self._chunk("agent_message_chunk", text)
 
