@@ -126,6 +126,7 @@ class Streams:
 
     def __init__(self) -> None:
         self._ending: dict[asyncio.Task[Any], HearthError | None] = {}
+        self._closed: HearthError | None = None
 
     def __len__(self) -> int:
         return len(self._ending)
@@ -136,8 +137,9 @@ class Streams:
             self._ending[task] = error
             task.cancel()
 
-    def end_all(self, error: HearthError) -> None:
-        """End every stream with `error`."""
+    def close(self, error: HearthError) -> None:
+        """End every stream with `error`, and each one that was accepted but has not reached its handler yet."""
+        self._closed = error
         for task in list(self._ending):
             self.end(task, error)
 
@@ -146,6 +148,8 @@ class Streams:
         task = asyncio.current_task()
         assert task is not None
         self._ending[task] = None
+        if self._closed is not None:
+            self.end(task, self._closed)
         try:
             return await work
         except asyncio.CancelledError:

@@ -214,7 +214,7 @@ async def _close(app: App[Any], server: grpc.aio.Server) -> None:
     stopping = asyncio.create_task(server.stop(max(0.0, until - time.monotonic())))
     # From here on no new call is taken, so no stream is missed.
     await asyncio.sleep(0)
-    app._streams.end_all(shutting_down())
+    app._streams.close(shutting_down())
     await stopping
     await app.tasks.stop()
 

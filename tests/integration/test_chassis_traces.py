@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from aiohttp import web
 
 from hearth.history.v1 import history_service_pb2, history_service_pb2_grpc
 from services.chassis import spans as spans_module
@@ -58,12 +59,48 @@ async def test_one_call_is_one_trace(start_service: StartService, env: dict[str,
         (HEADS, "SERVER"),
         ("SELECT", "CLIENT"),
         ("SELECT", "CLIENT"),
+        ("SET", "CLIENT"),
+        ("SET", "CLIENT"),
     ]
+    # Statements with their placeholders, never what was put in.
+    assert "secret" not in (scratch / "spans.jsonl").read_text()
     assert len({span["instance"] for span in traced}) == 2
     assert {span["attributes"].get("rpc.grpc.status_code") for span in traced if span["name"] == HEADS} == {0}
     others = [span for span in spans if span["trace_id"] != CALLER_TRACE and span["name"] == HEADS]
     assert len({span["trace_id"] for span in others}) == 1
     assert f'"trace_id": "{CALLER_TRACE}"' in log
+
+
+async def test_the_trace_goes_into_http_and_its_query_stays_out(
+    start_service: StartService, env: dict[str, str], scratch: Path
+) -> None:
+    seen: list[str] = []
+
+    async def page(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("traceparent", ""))
+        return web.Response(text="ok")
+
+    app = web.Application()
+    app.router.add_get("/page", page)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        port = runner.addresses[0][1]
+        sample = await start_service(
+            SAMPLE, **env, HEARTH_PAGE=f"http://user:geheim@127.0.0.1:{port}/page?token=geheim"
+        )
+        async with grpc.aio.insecure_channel(sample.address) as channel:
+            stub = history_service_pb2_grpc.HistoryServiceStub(channel)
+            await stub.GetHeads(history_service_pb2.GetHeadsRequest(), metadata=[("traceparent", TRACEPARENT)])
+        await sample.terminate()
+    finally:
+        await runner.cleanup()
+    assert [header.split("-")[1] for header in seen] == [CALLER_TRACE]
+    (span,) = (span for span in read(scratch / "spans.jsonl") if span["span_id"] == seen[0].split("-")[2])
+    assert span["attributes"]["http.url"] == f"http://127.0.0.1:{port}/page"
+    assert "geheim" not in (scratch / "spans.jsonl").read_text()
 
 
 async def test_polls_health_and_reflection_leave_nothing(

@@ -1,7 +1,8 @@
 """Run the sample: `python -m tests.support.sample`.
 
 It serves a few RPCs of the history contract, so that no proto of its own is needed:
-GetHeads visits the database and then the next sample, if there is one; StreamEvents sends one message and stays open;
+GetHeads visits the database, the bus, a web page and the next sample, the last two if there are any; StreamEvents
+sends one message and stays open;
 GetSnapshot sleeps in the database for `page_size` seconds; TrimLog makes a critical task die.
 """
 
@@ -13,7 +14,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import aiohttp
 from pydantic import Field
+from redis.asyncio import Redis
 
 from hearth.history.v1 import history_pb2, history_service_pb2, history_service_pb2_grpc
 from hearth.types.v1 import session_pb2
@@ -32,9 +35,10 @@ QUERIES = postgres.Queries.load(PACKAGE)
 
 
 class Settings(PostgresSettings, ValkeySettings):
-    """`next` is the address of another sample; `drain` is what its drain hook takes, in seconds."""
+    """`next` is the address of another sample; `drain` is what its drain hook takes, in seconds; `page` is a URL."""
 
     next: str = ""
+    page: str = ""
     drain: float = Field(default=0.0, ge=0)
 
 
@@ -43,10 +47,12 @@ class Sample(history_service_pb2_grpc.HistoryServiceServicer):
         self,
         app: App[Settings],
         pool: postgres.Pool,
+        bus: Redis,
         following: history_service_pb2_grpc.HistoryServiceAsyncStub | None,
     ) -> None:
         self._app = app
         self._pool = pool
+        self._bus = bus
         self._next = following
 
     async def GetHeads(
@@ -56,6 +62,10 @@ class Sample(history_service_pb2_grpc.HistoryServiceServicer):
             require_project(key.project)
         async with self._pool.acquire() as connection:
             total = await connection.fetchval(QUERIES.visited, current_caller().name)
+        await self._bus.set("visits", f"secret {total}")
+        if self._app.settings.page:
+            async with aiohttp.ClientSession() as session, session.get(self._app.settings.page) as answer:
+                await answer.read()
         logger.info("visited", extra={"total": total})
         if self._next is not None:
             return await self._next.GetHeads(request)
@@ -105,7 +115,7 @@ async def build(app: App[Settings]) -> AsyncIterator[None]:
         app.health.add("postgres", pool.ping)
         app.health.add("valkey", lambda: valkey.ping(bus))
         history_service_pb2_grpc.add_HistoryServiceServicer_to_server(
-            Sample(app, pool, following),  # type: ignore[abstract]
+            Sample(app, pool, bus, following),  # type: ignore[abstract]
             app.server,
         )
 
