@@ -11,9 +11,10 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
+import asyncpg
 from opentelemetry.context import Context
 
 from services.chassis import telemetry
@@ -98,6 +99,8 @@ class Lane:
         self._filled = asyncio.Event()
         # The newest state of logs that were written lately. Never trusted: each write compares its revision.
         self._remembered: OrderedDict[Key, LogState] = OrderedDict()
+        # Of the commit in flight.
+        self._traceparent = ""
         # Of what waits or is in flight.
         self.events = 0
         self.size = 0
@@ -131,7 +134,7 @@ class Lane:
         """Commit group after group on one connection, until it breaks; then raises `_Broken`."""
         while True:
             await self._filled.wait()
-            if connection.is_closed():
+            if _is_lost(connection):
                 raise _Broken
             group = self._take()
             if not group:
@@ -141,7 +144,8 @@ class Lane:
             except Exception as error:  # noqa: BLE001 - whatever it is, the callers of the group must hear of it
                 self._fail(group, store.failure_of(error))
                 self._remembered.clear()
-                connection.terminate()
+                if not _is_lost(connection):
+                    connection.terminate()
                 raise _Broken from None
             except asyncio.CancelledError:
                 self._fail(group, Unavailable("history is shutting down; send again", reason="SHUTTING_DOWN"))
@@ -185,6 +189,7 @@ class Lane:
             "hearth.events": sum(len(work.records) for work in group),
         }
         with telemetry.span("history.commit", parent=Context(), links=links, attributes=attributes):
+            self._traceparent = telemetry.inject()
             await self._settle([Part(work, 0, len(work.records)) for work in group], connection)
 
     async def _settle(self, parts: Sequence[Part], connection: Connection) -> None:
@@ -243,7 +248,7 @@ class Lane:
             for key, reading in readings.items():
                 state = reading.state
                 if not state.id:
-                    state = replace(state, log_id=self._ids.new(), revision=self._ids.new())
+                    state = state._replace(log_id=self._ids.new(), revision=self._ids.new())
                 decided[key] = _decide(key, state, reading.stored, waiting[key])
         unchanged = [(found, found.plan.before) for found in decided.values() if not found.plan.draft.writes]
         changing = [found for found in decided.values() if found.plan.draft.writes]
@@ -274,9 +279,17 @@ class Lane:
             if len(self._remembered) > self._limits.remembered_logs:
                 self._remembered.popitem(last=False)
         if draft.writes.appended:
-            self._notices.committed(key, state.log_id, before.tail_id, draft.writes.appended, telemetry.inject())
+            self._notices.committed(key, state.log_id, before.tail_id, draft.writes.appended, self._traceparent)
         for part, decisions in zip(parts, decided.decisions, strict=True):
             part.work.answer(decisions)
+
+
+def _is_lost(connection: Connection) -> bool:
+    """Whether the connection broke. The pool takes a broken one back at once, and then refuses even this question."""
+    try:
+        return connection.is_closed()
+    except asyncpg.InterfaceError:
+        return True
 
 
 def _wanted(parts: Sequence[Part]) -> store.Wanted:

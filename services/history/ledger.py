@@ -10,8 +10,9 @@ can work on one session without ever trusting what they remember: whoever is lat
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from hearth.history.v1 import history_pb2
@@ -89,8 +90,7 @@ class Stored(NamedTuple):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LogState:
+class LogState(NamedTuple):
     """A log, and the executions that were looked up. `revision` is empty for a log that does not exist yet."""
 
     revision: str = ""
@@ -103,7 +103,13 @@ class LogState:
     runner_events: int = 0  # what a manifest of that execution and epoch is compared with
     gap_reason: str = ""
     deleted: bool = False
-    executions: Mapping[str, Execution] = field(default_factory=dict)
+    executions: Mapping[str, Execution] = MappingProxyType({})
+
+    @property
+    def ended(self) -> bool:
+        """Whether the execution that holds the epoch has ended."""
+        current = self.executions.get(self.execution_id)
+        return current is not None and current.ending is not None
 
 
 class Decision(NamedTuple):
@@ -179,15 +185,19 @@ class Draft:
     @property
     def state(self) -> LogState:
         """The log as it will be; its revision is still that of the state it stands on."""
-        return replace(
-            self._before,
-            head=self._head,
-            tail_id=self._tail_id,
-            epoch=self._epoch,
-            execution_id=self._execution_id,
-            runner_events=self._runner_events,
-            gap_reason=self._gap_reason,
-            executions=self._executions,
+        before = self._before
+        return LogState(
+            before.revision,
+            before.id,
+            before.log_id,
+            self._head,
+            self._tail_id,
+            self._epoch,
+            self._execution_id,
+            self._runner_events,
+            self._gap_reason,
+            before.deleted,
+            self._executions,
         )
 
     def decide(self, record: Record) -> Decision:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -102,7 +102,7 @@ async def read_logs(connection: Connection, wanted: Mapping[Key, Wanted], *, loc
     for key, row in await _look_up(connection, QUERIES.read_executions, executions):
         known[key][str(row["execution_id"])] = execution_of(row)
     for key, reading in readings.items():
-        reading.state = replace(reading.state, executions=known[key])
+        reading.state = reading.state._replace(executions=known[key])
     places = {(key, event_id) for key, _, event_id in events}
     assert len(places) == len(events), "each id is asked for once"
     for (key, event_id), row in await _look_up_ids(connection, events):
@@ -134,56 +134,46 @@ async def write_logs(connection: Connection, plans: Sequence[Plan], *, revision:
     `revision` is a fresh uuid: the one that the logs get. The state of a log that does not exist yet carries the
     `log_id` and the `revision` to make it with, and the id 0.
     """
-    ids: list[int] = await connection.fetchval(QUERIES.append_group, *_arguments(plans, revision))
-    return [
-        _settled(plan.draft.state, written, revision) if written else None
-        for plan, written in zip(plans, ids, strict=True)
-    ]
+    states = [plan.draft.state for plan in plans]
+    ids: list[int] = await connection.fetchval(QUERIES.append_group, *_arguments(plans, states, revision))
+    return [_settled(state, written, revision) if written else None for state, written in zip(states, ids, strict=True)]
 
 
 def _settled(state: LogState, row_id: int, revision: str) -> LogState:
     """The state as it is remembered: of the executions, only the one that holds the epoch."""
-    current = {key: value for key, value in state.executions.items() if key == state.execution_id}
-    return replace(state, id=row_id, revision=revision, executions=current)
+    current = state.executions
+    if len(current) > 1:
+        current = {state.execution_id: current[state.execution_id]}
+    return state._replace(id=row_id, revision=revision, executions=current)
 
 
-def _arguments(plans: Sequence[Plan], revision: str) -> list[Any]:
-    logs = [_log_columns(plan) for plan in plans]
+def _arguments(plans: Sequence[Plan], states: Sequence[LogState], revision: str) -> list[Any]:
+    logs: list[tuple[Any, ...]] = []
+    new: list[tuple[Any, ...]] = []
+    driven: list[tuple[Any, ...]] = []
     events: list[tuple[Any, ...]] = []
     executions: list[tuple[Any, ...]] = []
     quarantine: list[tuple[Any, ...]] = []
-    for place, plan in enumerate(plans, start=1):
-        writes = plan.draft.writes
+    for place, (plan, state) in enumerate(zip(plans, states, strict=True), start=1):
+        before, writes = plan.before, plan.draft.writes
+        logs.append((before.id, before.revision, state.head, state.tail_id or None, state.runner_events))
+        if not before.id:
+            new.append((place, *plan.key, before.log_id))
+        if writes.opened or writes.changed or state.gap_reason != before.gap_reason:
+            driven.append((place, state.epoch, state.execution_id or None, state.ended, state.gap_reason))
         events += [(place, sequence, it.event_id, it.digest, it.raw) for sequence, it in writes.appended]
         executions += [(place, *columns) for columns in _execution_columns(writes)]
         quarantine += [
             (place, it.event_id, it.execution_id, it.digest, it.raw, reason, current_epoch)
             for it, reason, current_epoch in writes.quarantined
         ]
-    before, after = _columns(logs, 12)[:5], _columns(logs, 12)[5:]
-    return [*before, revision, *after, *_columns(events, 5), *_columns(executions, 9), *_columns(quarantine, 7)]
+    known, after = _columns(logs, 5)[:2], _columns(logs, 5)[2:]
+    rest = [(new, 4), (driven, 5), (events, 5), (executions, 9), (quarantine, 7)]
+    return [*known, revision, *after, *(column for rows, width in rest for column in _columns(rows, width))]
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[Sequence[Any]]:
     return list(zip(*rows, strict=True)) if rows else [()] * width
-
-
-def _log_columns(plan: Plan) -> tuple[Any, ...]:
-    before, state = plan.before, plan.draft.state
-    current = state.executions.get(state.execution_id)
-    return (
-        before.id,
-        *plan.key,
-        before.log_id,
-        before.revision,
-        state.head,
-        state.tail_id or None,
-        state.epoch,
-        state.execution_id or None,
-        current is not None and current.ending is not None,
-        state.runner_events,
-        state.gap_reason,
-    )
 
 
 def _execution_columns(writes: Writes) -> Iterable[tuple[Any, ...]]:

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -69,9 +70,10 @@ def check_set(found: wire.RawSet, path: str) -> CheckedSet:
     """One set; `path` is where it stands in the request."""
     events = found.events
     try:
-        key = fields.session_key(found.session.project, found.session.session, field=f"{path}.session")
+        key = _key(found.session.project, found.session.session)
     except InvalidArgument as refusal:
-        return _refused(("", ""), found, refusal.reason, refusal.field_violations)
+        problems = [(f"{path}.{field}", description) for field, description in refusal.field_violations]
+        return _refused(("", ""), found, refusal.reason, problems)
     if found.atomic and sum(map(len, events)) > MAX_ATOMIC_BYTES:
         problem = (f"{path}.events", f"an atomic set must be at most {MAX_ATOMIC_BYTES} bytes together")
         return _refused(key, found, "TOO_LARGE", (problem,))
@@ -87,6 +89,11 @@ def check_set(found: wire.RawSet, path: str) -> CheckedSet:
     if found.atomic and len(records) < len(events):
         return CheckedSet(key, True, [], [decision or Decision(SET_ABORTED) for decision in decisions])
     return CheckedSet(key, found.atomic, records, decisions)
+
+
+@lru_cache(maxsize=8_192)
+def _key(project: str, session: str) -> Key:
+    return fields.session_key(project, session)
 
 
 def _refused(key: Key, found: wire.RawSet, reason: str, problems: Sequence[Problem]) -> CheckedSet:

@@ -75,11 +75,11 @@ class Work:
     order: Order
     traceparent: str
     decisions: list[Decision] = field(default_factory=list)
+    # Bytes that it occupies.
+    size: int = field(init=False)
 
-    @property
-    def size(self) -> int:
-        """Bytes that it occupies."""
-        return sum(len(record.raw) + _RECORD_OVERHEAD for record in self.records)
+    def __post_init__(self) -> None:
+        self.size = sum([len(record.raw) + _RECORD_OVERHEAD for record in self.records])
 
     def answer(self, decisions: Iterable[Decision]) -> None:
         """The next of its records have been decided."""

@@ -88,13 +88,17 @@ $$;
 --
 -- The locks come first and the lookups in later statements, which see what the wait for a lock was waiting for. Rows are
 -- locked in the order of their ids, new ones made in the order of their keys, so that two groups never wait in a ring.
+-- Lookups are scalar subqueries: of EXISTS the planner may make a hash of everything that the logs hold.
 CREATE FUNCTION history.append_group(
     -- The logs. `l_id` 0: to be made. `l_before`: revision that was decided on (of a new one: that it is made with).
-    l_id bigint[], l_project text[], l_session text[], l_log_id uuid[], l_before uuid[],
+    l_id bigint[], l_before uuid[],
     -- Their state after it; `l_after` becomes the revision of all of them.
-    l_after uuid, l_head bigint[], l_tail uuid[], l_epoch bigint[], l_execution uuid[], l_ended boolean[],
-    l_runner_events bigint[], l_gap_reason text[],
-    -- Events; `e_log` is the place of the log in the arrays above, from 1.
+    l_after uuid, l_head bigint[], l_tail uuid[], l_runner_events bigint[],
+    -- Those to be made. Here and below, `_log` is the place of the log in the arrays above, from 1.
+    n_log integer[], n_project text[], n_session text[], n_log_id uuid[],
+    -- Those whose epoch, execution or gap changes.
+    d_log integer[], d_epoch bigint[], d_execution uuid[], d_ended boolean[], d_gap_reason text[],
+    -- Events.
     e_log integer[], e_sequence bigint[], e_id uuid[], e_digest bytea[], e_body bytea[],
     -- Ledger rows; `x_new` false: changes a row that has no ending.
     x_log integer[], x_id uuid[], x_new boolean[], x_epoch bigint[], x_ending_id uuid[], x_ending_type text[],
@@ -104,41 +108,43 @@ CREATE FUNCTION history.append_group(
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     ids bigint[] := l_id;
+    made record;
     new_id bigint;
     place integer;
     stale integer[];
     written integer;
     wanted integer;
 BEGIN
-    IF 0 = ANY (l_id) THEN
-        FOR place IN
-            SELECT k.place FROM unnest(l_id, l_project, l_session) WITH ORDINALITY AS k (id, project, session, place)
-            WHERE k.id = 0 ORDER BY k.project COLLATE "C", k.session COLLATE "C"
+    IF cardinality(n_log) > 0 THEN
+        FOR made IN
+            SELECT k.log, k.project, k.session, k.log_id
+            FROM unnest(n_log, n_project, n_session, n_log_id) AS k (log, project, session, log_id)
+            ORDER BY k.project COLLATE "C", k.session COLLATE "C"
         LOOP
             INSERT INTO history.logs (project, session, log_id, revision)
-            VALUES (l_project[place], l_session[place], l_log_id[place], l_before[place])
+            VALUES (made.project, made.session, made.log_id, l_before[made.log])
             ON CONFLICT DO NOTHING
             RETURNING id INTO new_id;
-            ids[place] := coalesce(new_id, 0);
+            ids[made.log] := coalesce(new_id, 0);
         END LOOP;
     END IF;
 
     PERFORM 1 FROM history.logs WHERE id = ANY (ids) ORDER BY id FOR UPDATE;
 
     SELECT array_agg(
-        coalesce((SELECT l.id FROM history.logs l WHERE l.id = k.id AND l.revision = k.before AND l.log_id = k.log_id), 0)
-        ORDER BY k.place
+        coalesce((SELECT l.id FROM history.logs l WHERE l.id = k.id AND l.revision = k.before), 0) ORDER BY k.place
     ) INTO ids
-    FROM unnest(ids, l_before, l_log_id) WITH ORDINALITY AS k (id, before, log_id, place);
+    FROM unnest(ids, l_before) WITH ORDINALITY AS k (id, before, place);
 
     SELECT array_agg(DISTINCT found.log) INTO stale FROM (
         SELECT k.log FROM unnest(e_log || q_log, e_id || q_id) AS k (log, id)
-        WHERE EXISTS (SELECT FROM history.events e WHERE e.log = ids[k.log] AND e.event_id = k.id)
-            OR EXISTS (SELECT FROM history.quarantine q WHERE q.log = ids[k.log] AND q.event_id = k.id)
+        WHERE (SELECT e.sequence FROM history.events e WHERE e.log = ids[k.log] AND e.event_id = k.id) IS NOT NULL
+            OR (SELECT q.id FROM history.quarantine q WHERE q.log = ids[k.log] AND q.event_id = k.id) IS NOT NULL
         UNION ALL
         SELECT k.log FROM unnest(x_log, x_id, x_new) AS k (log, id, is_new)
-        WHERE k.is_new
-            AND EXISTS (SELECT FROM history.executions x WHERE x.log = ids[k.log] AND x.execution_id = k.id)
+        WHERE k.is_new AND (
+            SELECT x.epoch FROM history.executions x WHERE x.log = ids[k.log] AND x.execution_id = k.id
+        ) IS NOT NULL
     ) AS found;
     IF stale IS NOT NULL THEN
         FOREACH place IN ARRAY stale LOOP
@@ -187,12 +193,16 @@ BEGIN
         WHERE ids[k.log] > 0 ORDER BY k.place;
     END IF;
 
-    UPDATE history.logs l SET
-        revision = l_after, head = k.head, tail_id = k.tail, epoch = k.epoch, execution_id = k.execution,
-        ended = k.ended, runner_events = k.runner_events, gap_reason = k.gap_reason
-    FROM unnest(ids, l_head, l_tail, l_epoch, l_execution, l_ended, l_runner_events, l_gap_reason)
-        AS k (id, head, tail, epoch, execution, ended, runner_events, gap_reason)
+    UPDATE history.logs l SET revision = l_after, head = k.head, tail_id = k.tail, runner_events = k.runner_events
+    FROM unnest(ids, l_head, l_tail, l_runner_events) AS k (id, head, tail, runner_events)
     WHERE k.id > 0 AND l.id = k.id;
+
+    IF cardinality(d_log) > 0 THEN
+        UPDATE history.logs l SET
+            epoch = k.epoch, execution_id = k.execution, ended = k.ended, gap_reason = k.gap_reason
+        FROM unnest(d_log, d_epoch, d_execution, d_ended, d_gap_reason) AS k (log, epoch, execution, ended, gap_reason)
+        WHERE ids[k.log] > 0 AND l.id = ids[k.log];
+    END IF;
 
     RETURN ids;
 END
