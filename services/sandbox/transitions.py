@@ -100,6 +100,7 @@ class Transitions:
             changed = self._changed.setdefault(row.sandbox_id, asyncio.Event())
             now = await self._store.get(row.sandbox_id)
             if now is None or now.version != row.version or not now.in_transition:
+                self._changed.pop(row.sandbox_id, None)
                 return
             # Another process may be the one that changes it, so the event is not the only witness.
             with suppress(TimeoutError):
@@ -188,7 +189,7 @@ class Transitions:
     async def _gone(self, row: Row) -> Row | None:
         logger.info("sandbox gone", extra=_about(row))
         tenure = Tenure.ORPHAN if row.tenure is Tenure.ORPHAN else Tenure.FREE
-        return await self.move(row, replace(_at_rest(row, Observed.GONE, tenure), desired=Desired.GONE))
+        return await self.move(row, _at_rest(row, Observed.GONE, tenure))
 
 
 def _idle(row: Row) -> Row:
@@ -197,8 +198,9 @@ def _idle(row: Row) -> Row:
 
 
 def _at_rest(row: Row, observed: Observed, tenure: Tenure) -> Row:
-    """Nobody holds it either."""
-    return replace(_idle(row), observed=observed, tenure=tenure, holder=None)
+    """Nobody holds it either; as it is now is as it shall stay."""
+    desired = Desired.STOPPED if observed is Observed.STOPPED else Desired.GONE
+    return replace(_idle(row), desired=desired, observed=observed, tenure=tenure, holder=None)
 
 
 def _about(row: Row, **more: object) -> dict[str, object]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from services.chassis.errors import HearthError
+from services.chassis.errors import HearthError, as_hearth_error
 from services.chassis.interceptors import shutting_down
 from services.chassis.tasks import Tasks
 
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """A refusal as a result: it belongs to the callers, the log of died tasks has no use for it."""
+    """A refusal as a result: it is for the callers, and no task of ours has died."""
 
     error: HearthError
 
@@ -67,5 +67,8 @@ class Works:
 async def _settled(work: Coroutine[Any, Any, _T]) -> _T | _Refused:
     try:
         return await work
-    except HearthError as error:
-        return _Refused(error)
+    except Exception as error:
+        known = as_hearth_error(error)
+        if known is None:
+            raise
+        return _Refused(known)

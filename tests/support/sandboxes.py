@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
+import sys
+import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import grpc.aio
@@ -16,6 +20,9 @@ from hearth.sandbox.v1 import sandbox_pb2, sandbox_service_pb2, sandbox_service_
 from hearth.types.v1 import session_pb2
 from services.chassis.errors import HearthError, from_rpc_error
 from tests.support.processes import MARKER as RUN_MARKER
+from tests.support.processes import marker as run_marker
+
+_R = TypeVar("_R")
 
 PROJECT = "p1"
 # In the environment of every process of a local sandbox; part of the contract between the service and the machine.
@@ -150,7 +157,7 @@ class Sandboxes:
         for sandbox in await self.list():
             await self.delete(sandbox.sandbox_id)
 
-    async def _call(self, method: Any, request: Any, timeout: float | None = None) -> Any:
+    async def _call(self, method: Callable[..., Awaitable[_R]], request: object, timeout: float | None = None) -> _R:
         try:
             return await method(request, timeout=timeout or self._timeout)
         except grpc.aio.AioRpcError as error:
@@ -230,3 +237,75 @@ class Daemon:
             assert response.status == 200, await response.text()
             result: dict[str, Any] = await response.json()
             return result
+
+
+# An agent that does everything to stay: it ignores SIGTERM and the end of its input, has a child in a session of its
+# own and one that cleared its environment besides. It writes the process ids into `pids` in its directory.
+STUBBORN_AGENT = """
+import json, os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+apart = subprocess.Popen(["sleep", "600"], start_new_session=True)
+bare = subprocess.Popen(["sleep", "600"], start_new_session=True, env={})
+with open("pids.draft", "w") as file:
+    json.dump([os.getpid(), apart.pid, bare.pid], file)
+os.rename("pids.draft", "pids")
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" in message:
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": {}}), flush=True)
+while True:
+    time.sleep(60)
+"""
+INITIALIZE = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 1}}
+
+
+def agents_with_stubborn() -> str:
+    """HEARTH_AGENTS with the agent `stubborn`."""
+    return json.dumps({"stubborn": {"command": [sys.executable, "-c", STUBBORN_AGENT]}})
+
+
+async def start_stubborn(daemon: Daemon, workspace: str) -> list[int]:
+    """Start the stubborn agent; the ids of its three processes."""
+    status, body = await daemon.post("stubborn-1", INITIALIZE, agent="stubborn")
+    assert status == 200, body
+    pids: list[int] = json.loads((Path(workspace) / "pids").read_text())
+    assert all(alive(pid) for pid in pids)
+    return pids
+
+
+async def until(condition: Callable[[], Awaitable[bool]], *, seconds: float = 20.0) -> None:
+    """Return when `condition` holds; AssertionError when it does not within `seconds`."""
+    ends = time.monotonic() + seconds
+    while not await condition():
+        assert time.monotonic() < ends, f"not within {seconds} s"
+        await asyncio.sleep(0.02)
+
+
+async def until_dead(pid: int) -> None:
+    """Return when the process is gone."""
+
+    async def dead() -> bool:
+        return not alive(pid)
+
+    await until(dead)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process of this id lives (a zombie does not)."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def left_below(root: Path) -> list[str]:
+    """What runs or lies around of the sandboxes below `root`, in words; empty when all were deleted."""
+    left = [f"directory {path.name}" for path in root.glob("hearth-*")]
+    left += [f"directory {path.name}" for path in root.glob(".trash-*")]
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+            if SANDBOX_MARKER in environment and environment.get(RUN_MARKER) == run_marker():
+                left.append(f"pid {process.pid} of {environment[SANDBOX_MARKER]}")
+    return left

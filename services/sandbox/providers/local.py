@@ -28,7 +28,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -94,7 +94,7 @@ class _State:
         return Process(self.daemon_pid, self.daemon_started) if self.daemon_pid else None
 
 
-def _told(method: Callable[_P, Awaitable[_T]]) -> Callable[_P, Awaitable[_T]]:
+def _told(method: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, Coroutine[Any, Any, _T]]:
     """What the machine refuses (disk full, no right) is a failure of the provider, told as such."""
 
     @functools.wraps(method)
@@ -156,12 +156,18 @@ class LocalProvider:
             if directory.exists():
                 raise NameTaken(f"{request.name} exists") from None
             raise
-        return self._instance(request.name, state, InstanceState.RUNNING)
+        return _instance(directory, state, InstanceState.RUNNING)
 
     @_told
     async def get(self, reference: str) -> Instance:
-        state = self._read(reference)
-        return self._instance(reference, state, await self._state_of(reference, state))
+        directory = self._directory(reference)
+        try:
+            state = self._read(reference)
+        except InstanceNotFound:
+            if not await asyncio.to_thread(members, _sandbox_id(reference)):
+                raise
+            return Instance(str(directory), directory.name, InstanceState.ERROR, {}, 0.0, "its directory was removed")
+        return _instance(directory, state, await self._state_of(reference, state))
 
     @_told
     async def list(self, labels: Mapping[str, str]) -> Sequence[Instance]:
@@ -173,7 +179,7 @@ class LocalProvider:
             except InstanceNotFound:  # deleted since the listing
                 continue
             if labels.items() <= state.labels.items():
-                found.append(self._instance(directory.name, state, await self._state_of(directory.name, state)))
+                found.append(_instance(directory, state, await self._state_of(directory.name, state)))
         return found
 
     @_told
@@ -193,11 +199,14 @@ class LocalProvider:
         try:
             state = self._read(reference)
         except InstanceNotFound:
+            # Whoever removed the directory by hand has ended no process.
+            await end(_sandbox_id(reference), None, grace=0.0, clock=self._clock)
             return
         await self._end(reference, state, grace=0.0)
-        trash = self._root / f"{_TRASH}{uuid4().hex}"
+        directory = self._directory(reference)
+        trash = directory.with_name(f"{_TRASH}{uuid4().hex}")
         with suppress(FileNotFoundError):
-            self._directory(reference).rename(trash)
+            directory.rename(trash)
             await asyncio.to_thread(_remove_tree, trash)
 
     async def refresh_activity(self, reference: str) -> None:
@@ -311,21 +320,20 @@ class LocalProvider:
     def _reap(self) -> None:
         self._started = [process for process in self._started if process.poll() is None]
 
-    def _directory(self, name: str) -> Path:
-        if not name.startswith(NAME_PREFIX) or "/" in name:
-            raise InstanceNotFound(f"{name} is no name of a sandbox")
-        return self._root / name
+    def _directory(self, reference: str) -> Path:
+        """A provider id is the path itself: what another root holds is found as long as it is there."""
+        directory = self._root / reference
+        if not directory.name.startswith(NAME_PREFIX):
+            raise InstanceNotFound(f"{reference} is no sandbox")
+        return directory
 
-    def _read(self, name: str) -> _State:
-        path = self._directory(name) / "state.json"
+    def _read(self, reference: str) -> _State:
+        directory = self._directory(reference)
         try:
-            content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+            content: dict[str, Any] = json.loads((directory / "state.json").read_text("utf-8"))
         except (FileNotFoundError, NotADirectoryError):
-            raise InstanceNotFound(f"there is no sandbox {name} below {self._root}") from None
+            raise InstanceNotFound(f"there is no sandbox in {directory}") from None
         return _State(**content)
-
-    def _instance(self, name: str, state: _State, shown: InstanceState) -> Instance:
-        return Instance(name, name, shown, state.labels, age=max(0.0, time.time() - state.created))
 
     def _workspace(self, key: Key) -> Path:
         return self._workspaces / _path_part(key.project) / _path_part(key.session)
@@ -336,8 +344,13 @@ class LocalProvider:
         return workspace
 
 
+def _instance(directory: Path, state: _State, shown: InstanceState) -> Instance:
+    age = max(0.0, time.time() - state.created)
+    return Instance(str(directory), directory.name, shown, state.labels, age)
+
+
 def _sandbox_id(reference: str) -> str:
-    return reference.removeprefix(NAME_PREFIX)
+    return Path(reference).name.removeprefix(NAME_PREFIX)
 
 
 def _address(port: int) -> Address:

@@ -1,0 +1,97 @@
+"""The parts of the service put together, over whatever clock, database and providers they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+
+from services.chassis.clock import Clock, Ids
+from services.chassis.postgres import Pool
+from services.chassis.tasks import Tasks
+from services.sandbox.acquire import Acquirer
+from services.sandbox.daemons import Daemons
+from services.sandbox.providers.port import Provider
+from services.sandbox.reconciler import Reconciler
+from services.sandbox.release import Releaser
+from services.sandbox.service import SandboxServicer
+from services.sandbox.settings import SandboxSettings
+from services.sandbox.slots import Slots
+from services.sandbox.store import Store
+from services.sandbox.transitions import Transitions
+from services.sandbox.works import Works
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One process's parts; `works` is what goes on behind the calls."""
+
+    store: Store
+    slots: Slots
+    works: Works
+    acquirer: Acquirer
+    releaser: Releaser
+    reconciler: Reconciler
+    servicer: SandboxServicer
+
+
+async def assemble(
+    settings: SandboxSettings,
+    *,
+    pool: Pool,
+    providers: Mapping[str, Provider],
+    session: aiohttp.ClientSession,
+    tasks: Tasks,
+    clock: Clock,
+    ids: Ids,
+) -> Parts:
+    """Everything between the gRPC server and the adapters; makes the warm slots that the settings ask for."""
+    store = Store(pool, worker=ids.new())
+    deployment_id = await store.deployment_id()
+    tiers = settings.tiers()
+    agents = settings.agent_commands()
+    works = Works(tasks)
+    transitions = Transitions(store, providers, clock, settings.deadlines())
+    slots = Slots(store, transitions, tiers)
+    await slots.prepare()
+    releaser = Releaser(
+        store=store, providers=providers, transitions=transitions, slots=slots, works=works, tiers=tiers
+    )
+    acquirer = Acquirer(
+        store=store,
+        providers=providers,
+        transitions=transitions,
+        daemons=Daemons(session, clock, timeout=settings.probe_timeout),
+        works=works,
+        agents=agents,
+        deployment_id=deployment_id,
+        clock=clock,
+        ids=ids,
+    )
+    reconciler = Reconciler(
+        store=store,
+        providers=providers,
+        transitions=transitions,
+        releaser=releaser,
+        works=works,
+        deployment_id=deployment_id,
+        clock=clock,
+        lease=settings.lease_limits(),
+        limits=settings.drift_limits(),
+        keep_gone=settings.keep_gone_rows,
+    )
+    servicer = SandboxServicer(
+        store=store,
+        providers=providers,
+        default_provider=settings.default_provider,
+        agents=agents,
+        tiers=tiers,
+        acquirer=acquirer,
+        releaser=releaser,
+        reconciler=reconciler,
+        transitions=transitions,
+        works=works,
+        activity_refresh=settings.activity_refresh,
+    )
+    return Parts(store, slots, works, acquirer, releaser, reconciler, servicer)

@@ -1,0 +1,92 @@
+"""Settings: what is wrong is named, off switches switch off, the built-in agent stays."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from services.chassis.settings import problems
+from services.sandbox.settings import SandboxSettings
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setenv("HEARTH_POSTGRES_DSN", "postgresql://nobody@127.0.0.1/none")
+    return monkeypatch
+
+
+def wrong() -> str:
+    """What a start would print."""
+    with pytest.raises(ValidationError) as caught:
+        SandboxSettings()  # type: ignore[call-arg]
+    return "\n".join(problems(SandboxSettings, caught.value))
+
+
+def read() -> SandboxSettings:
+    return SandboxSettings()  # type: ignore[call-arg]
+
+
+def test_defaults(given: pytest.MonkeyPatch) -> None:
+    settings = read()
+    tier = settings.tiers()["local"]
+    assert (tier.window, tier.cap, tier.park_stopped) == (60, 8, True)
+    assert settings.daytona_warm_window == 120
+    assert settings.daytona_warm_cap == 20
+    assert settings.default_provider == "local"
+    assert (settings.lease, settings.lease_read_interval, settings.lease_gap) == (90, 5, 10)
+    assert settings.agent_commands()["scripted"].command == (sys.executable, "-P", "-m", "hearth.agents.scripted")
+
+
+def test_zero_is_off_and_not_the_default(given: pytest.MonkeyPatch) -> None:
+    given.setenv("HEARTH_LOCAL_WARM_WINDOW", "0")
+    given.setenv("HEARTH_LOCAL_PARK_STOPPED", "off")
+    tier = read().tiers()["local"]
+    assert not tier.park_running
+    assert not tier.park_stopped
+
+
+def test_agents_are_added_to_the_built_in_one(given: pytest.MonkeyPatch) -> None:
+    given.setenv("WANTED", "value")
+    given.setenv(
+        "HEARTH_AGENTS",
+        '{"codex": {"command": ["codex-acp"], "env": ["WANTED", "NOT_SET"], "state_paths": [".codex/sessions"]},'
+        ' "other": {"command": ["x"], "env": {"A": "1"}}}',
+    )
+    agents = read().agent_commands()
+    assert set(agents) == {"scripted", "codex", "other"}
+    assert agents["codex"].env == {"WANTED": "value"}
+    assert agents["codex"].state_paths == (".codex/sessions",)
+    assert agents["other"].env == {"A": "1"}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"a": {}}', "agent 'a': command"),
+        ('{"a": {"command": []}}', "agent 'a': command"),
+        ('{"a": {"command": ["x"], "enviroment": {}}}', "agent 'a': enviroment"),
+        ('{"a/b": {"command": ["x"]}}', "'a/b'"),
+    ],
+)
+def test_a_wrong_agent_is_named(given: pytest.MonkeyPatch, value: str, said: str) -> None:
+    given.setenv("HEARTH_AGENTS", value)
+    text = wrong()
+    assert "HEARTH_AGENTS" in text
+    assert said in text
+
+
+def test_providers_must_exist_and_hold_the_default(given: pytest.MonkeyPatch) -> None:
+    given.setenv("HEARTH_PROVIDERS", "local,moon")
+    assert "HEARTH_PROVIDERS" in wrong()
+    given.setenv("HEARTH_PROVIDERS", "local")
+    given.setenv("HEARTH_DEFAULT_PROVIDER", "daytona")
+    assert "HEARTH_DEFAULT_PROVIDER=daytona" in wrong()
+
+
+def test_a_watcher_that_could_never_see_a_lapse_is_refused(given: pytest.MonkeyPatch) -> None:
+    given.setenv("HEARTH_LEASE_READ_INTERVAL", "10")
+    assert "HEARTH_LEASE_GAP" in wrong()
