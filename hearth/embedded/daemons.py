@@ -94,13 +94,14 @@ def _identity(account: Account | None) -> dict[str, Any]:
 def alive(pid: int) -> bool:
     """Whether `pid` runs; a dead process that nobody has collected does not."""
     child = _children.get(pid)
-    if child is not None and child.poll() is not None:
-        del _children[pid]
-        return False
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        dead = psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
-        return False
+        dead = True
+    if dead and child is not None:
+        child.wait()
+        del _children[pid]
+    return not dead
 
 
 def wait_gone(pid: int, seconds: float) -> bool:
