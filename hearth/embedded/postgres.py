@@ -7,6 +7,7 @@ programs into a cache, the data to `/var/lib/hearth`, remembered in the director
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -107,6 +108,10 @@ class EmbeddedPostgres:
         """Stop the server and delete everything that it kept."""
         self.stop()
         shutil.rmtree(self._data, ignore_errors=True)
+        if self._data.parent == _ROOT_DATA:
+            with contextlib.suppress(OSError):
+                # Others may have theirs in it.
+                _ROOT_DATA.rmdir()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     async def __aenter__(self) -> Self:
