@@ -17,6 +17,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ import psutil
 import pytest
 
 from tests.support import processes
+from tests.support.waiting import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 NPM_CACHE = ROOT / ".hearth-cache" / "npm"
@@ -221,16 +223,19 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _end_members(member: str) -> list[str]:
     """Kill what still runs of a daemon, and say what it was. What was about to end anyway gets a moment."""
-    found: list[str] = []
+    members: dict[int, str] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get(_MEMBER) == member:
-                try:
-                    process.wait(1)
-                except psutil.TimeoutExpired:
-                    found.append(f"{process.pid} {' '.join(process.cmdline())}")
-                    process.kill()
-    return found
+                members[process.pid] = " ".join(process.cmdline())
+    until = time.monotonic() + 1
+    while time.monotonic() < until and not all(ended(pid) for pid in members):
+        time.sleep(0.01)
+    left = {pid: command for pid, command in members.items() if not ended(pid)}
+    for pid in left:
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
+    return [f"{pid} {command}" for pid, command in left.items()]
 
 
 def _check_alive(process: subprocess.Popen[bytes], log_file: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from pathlib import Path
 
-from tests.support.acp_http import AcpHttp
+from tests.support.acp_http import AcpHttp, client_of
+from tests.support.harness import SCRIPTED_AGENT, agentd, real_sandbox_agent
 
 
 async def test_an_agent_that_dies(acp: AcpHttp, kind: str, tmp_path: Path) -> None:
@@ -98,3 +100,18 @@ async def test_a_late_reader_sees_where_the_ring_begins(acp: AcpHttp, kind: str,
         assert stream.ids == list(range(stream.ids[0], stream.ids[-1] + 1))
         # The real daemon keeps the last 1024 messages, agentd the last 16 MiB.
         assert stream.ids[0] == (1 if kind == "agentd" else stream.ids[-1] - 1023)
+
+
+async def test_a_line_that_is_no_utf_8(kind: str, tmp_path: Path) -> None:
+    command = ["sh", "-c", f"printf '\\377\\n'; exec {shlex.join(SCRIPTED_AGENT)}"]
+    start = agentd if kind == "agentd" else real_sandbox_agent
+    async with start({"codex": command}, tmp_path / "home") as daemon, client_of(daemon) as acp:
+        hello = asyncio.create_task(acp.request("s", "initialize", {"protocolVersion": 1}, agent="codex"))
+        if kind == "agentd":
+            assert (await hello).result["protocolVersion"] == 1
+        else:
+            # The real daemon stops listening to the agent for good.
+            done, _ = await asyncio.wait([hello], timeout=1)
+            assert not done
+            hello.cancel()
+            await asyncio.gather(hello, return_exceptions=True)
