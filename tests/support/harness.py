@@ -189,7 +189,7 @@ def _npm_install(prefix: Path, what: str) -> None:
     except subprocess.TimeoutExpired:
         pytest.skip(f"the npm registry did not deliver {what} in 100 s")
     if result.returncode != 0 and any(code in result.stderr for code in _UNREACHABLE):
-        pytest.skip(f"the npm registry cannot be reached for {what}: {result.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"the npm registry cannot be reached for {what}: {result.stderr.strip().splitlines()[0]}")
     assert result.returncode == 0, result.stderr
 
 
