@@ -228,9 +228,9 @@ class Stack:
             if record.address(service):
                 environment[f"HEARTH_{service.upper()}_ADDRESS"] = record.address(service)
         if record.agents:
-            environment["HEARTH_AGENTS"] = json.dumps(
-                {agent: {"command": command} for agent, command in record.agents.items()}
-            )
+            agents = json.loads(environment.get("HEARTH_AGENTS") or "{}")
+            agents |= {agent: {"command": command} for agent, command in record.agents.items()}
+            environment["HEARTH_AGENTS"] = json.dumps(agents)
         environment.update(self.options.environment)
         command = [sys.executable, "-m", f"services.{name}"]
         pid = daemons.spawn(command, log=self.log_path(name), cwd=Path.cwd(), env=environment)
