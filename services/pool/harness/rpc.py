@@ -1,0 +1,294 @@
+"""JSON-RPC with one agent: our messages by POST, the agent's by the event stream, answers to requests by both.
+
+The stream gives the order. A call that asks for it gets its answer only when the stream has brought it, and so after
+everything that the agent said before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import aiohttp
+
+from services.chassis.clock import Clock
+from services.pool.harness.daemon import Daemon, Refused, Unreached
+from services.pool.harness.port import HarnessError
+from services.pool.harness.sse import EventStream, StreamLimits
+
+logger = logging.getLogger(__name__)
+
+Message = dict[str, Any]
+# Of a proxy that gave up waiting, or asks to wait: says nothing about the message, which may have arrived.
+_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RpcLimits:
+    """Times in seconds."""
+
+    stream: StreamLimits = dataclasses.field(default_factory=StreamLimits)
+    # For messages that nobody works on: cancel, answers to requests of the agent.
+    call: float = 10.0
+    # How long the stream may lag behind an answer that came by POST and bring nothing, until it is made anew, and then
+    # until it counts as lost.
+    lag: float = 1.0
+    lost: float = 15.0
+    # How long the news of an agent's end may take once a call has shown that it is gone.
+    last_words: float = 2.0
+    tries: int = 3
+
+
+class Listener(Protocol):
+    """Who hears what the agent says by itself."""
+
+    async def notified(self, method: str, params: object) -> None:
+        """A notification. The stream waits until this returns."""
+        ...
+
+    async def requested(self, number: object, method: str, params: object) -> None:
+        """A request, once for each number. The stream waits until this returns."""
+        ...
+
+    def gone(self, error: HarnessError) -> None:
+        """Nothing more comes, and nothing can be sent."""
+        ...
+
+
+class RpcConnection:
+    """The line to one agent server. `HarnessError` is all that its methods raise."""
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        daemon: Daemon,
+        listener: Listener,
+        *,
+        clock: Clock,
+        limits: RpcLimits,
+    ) -> None:
+        self.stream = EventStream(http, daemon.server_url, daemon.headers, clock=clock, limits=limits.stream)
+        self._daemon = daemon
+        self._listener = listener
+        self._limits = limits
+        self._reading: asyncio.Task[None] | None = None
+        self._number = 0
+        self._pending: dict[int, asyncio.Future[Message]] = {}
+        self._seen: set[str] = set()
+        self.dead: HarnessError | None = None
+        # Messages of the agent, and lines of it that were none.
+        self.messages = 0
+        self.garbage = 0
+
+    def start(self) -> None:
+        """Follow the stream from now on."""
+        if self._reading is None and self.dead is None:
+            self._reading = asyncio.create_task(self._read(), name="agent stream")
+
+    async def resume(self) -> None:
+        """Follow the stream again; raises at once what can be seen at once."""
+        self.check()
+        if self._reading is None:
+            try:
+                await self.stream.connect()
+            except HarnessError as error:
+                self.die(error)
+                raise
+            self.start()
+
+    async def stop(self) -> None:
+        """Let go of the stream; `start` goes on where it was."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            await asyncio.wait((reading,))
+        self.stream.disconnect()
+
+    def die(self, error: HarnessError) -> None:
+        """The agent or the way to it is gone; the first reason stands."""
+        if self.dead is not None:
+            return
+        self.dead = error
+        for waiting in self._pending.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+                waiting.exception()
+        self._listener.gone(error)
+
+    def check(self) -> None:
+        """Raise what the agent died of."""
+        if self.dead is not None:
+            raise self.dead
+
+    async def call(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        *,
+        timeout: float,
+        agent: str = "",
+        headers: Mapping[str, str] | None = None,
+        sent: asyncio.Event | None = None,
+        in_order: bool = False,
+        explain: Callable[[Refused], HarnessError] = Refused.as_error,
+    ) -> Message:
+        """Send a request and give the answer, which has a `result` or an `error`.
+
+        `sent` is set once the request is on its way. `in_order` waits for the stream. `explain` says what an HTTP error
+        means.
+        """
+        self.check()
+        self._number += 1
+        number = self._number
+        waiting: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._pending[number] = waiting
+        message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+        posting = asyncio.create_task(
+            self._daemon.post(message, timeout=timeout, agent=agent, headers=headers, sent=sent), name=f"post {method}"
+        )
+        try:
+            await asyncio.wait((posting, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return waiting.result()
+            answer = await self._posted(posting, waiting, explain)
+            if answer is None or not (in_order or waiting.done()):
+                return answer or await waiting
+            return await self._catch_up(waiting)
+        finally:
+            del self._pending[number]
+            posting.cancel()
+            await asyncio.wait((posting,))
+            if not posting.cancelled():
+                posting.exception()
+
+    async def notify(self, method: str, params: Mapping[str, Any]) -> None:
+        """Send a notification; tried again when it may not have arrived."""
+        await self._send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    async def respond(self, number: object, body: Mapping[str, Any]) -> None:
+        """Answer a request of the agent; `body` holds `result` or `error`. An agent takes the first answer only."""
+        await self._send({"jsonrpc": "2.0", "id": number, **body})
+
+    async def _posted(
+        self,
+        posting: asyncio.Task[Message | None],
+        waiting: asyncio.Future[Message],
+        explain: Callable[[Refused], HarnessError],
+    ) -> Message | None:
+        """What the POST brought; None when only the stream can tell."""
+        try:
+            return await posting
+        except Refused as refused:
+            error = explain(refused)
+            if refused.agent_gone and self._reading is not None:
+                # The stream knows more: what the agent said last, and how it ended.
+                await asyncio.wait((waiting,), timeout=self._limits.last_words)
+                if waiting.done():
+                    return waiting.result()
+            elif not refused.agent_gone and refused.status in _PASSING and error.reason == "HARNESS_UNREACHABLE":
+                return None
+            self.die(error)
+            raise error from None
+        except Unreached as unreached:
+            if unreached.sent:
+                return None
+            self.die(unreached.as_error())
+            raise unreached.as_error() from None
+
+    async def _catch_up(self, waiting: asyncio.Future[Message]) -> Message:
+        """Wait for the stream to bring the answer that the POST has brought already."""
+        seconds = self._limits.lag
+        while True:
+            before = self.stream.last_number
+            await asyncio.wait((waiting,), timeout=seconds)
+            if waiting.done():
+                return waiting.result()
+            if self.stream.last_number != before:
+                continue
+            if seconds == self._limits.lost:
+                self.die(HarnessError("HARNESS_STREAM_LOST", "the stream does not bring the answer"))
+                self.check()
+            # A connection may be dead without a sign; a new one brings at once what this one did not.
+            self.stream.drop_connection()
+            seconds = self._limits.lost
+
+    async def _send(self, message: Message) -> None:
+        self.check()
+        for tried in range(self._limits.tries):
+            last = tried + 1 == self._limits.tries
+            try:
+                await self._daemon.post(message, timeout=self._limits.call)
+            except Refused as refused:
+                if last or refused.status not in _PASSING or refused.agent_gone:
+                    if refused.fenced:
+                        self.die(refused.as_error())
+                    raise refused.as_error() from None
+            except Unreached as unreached:
+                if last:
+                    raise unreached.as_error() from None
+            else:
+                return
+            await asyncio.sleep(0.1 * 2**tried)
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                for data in await self.stream.read():
+                    await self._dispatch(data)
+        except HarnessError as error:
+            self.die(error)
+        except Exception as error:
+            logger.exception("reading the agent failed")
+            self.die(HarnessError("RUN_DEFECT", f"{type(error).__name__} while reading the agent"))
+
+    async def _dispatch(self, data: bytes) -> None:
+        try:
+            message: object = json.loads(data, parse_constant=_no_constant)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            self.garbage += 1
+            return
+        method, params = message.get("method"), message.get("params")
+        if not isinstance(method, str):
+            self._answered(message)
+        elif method == "_adapter/agent_exited":
+            self.die(_exited(params))
+        elif method == "_adapter/invalid_stdout":
+            self.garbage += 1
+        elif message.get("id") is None:
+            self.messages += 1
+            await self._listener.notified(method, params)
+        elif (key := request_key(message["id"])) not in self._seen:
+            self.messages += 1
+            self._seen.add(key)
+            await self._listener.requested(message["id"], method, params)
+
+    def _answered(self, message: Message) -> None:
+        number = message.get("id")
+        if "result" not in message and "error" not in message:
+            self.garbage += 1
+            return
+        self.messages += 1
+        waiting = self._pending.get(number) if isinstance(number, int) else None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+
+
+def request_key(number: object) -> str:
+    """A JSON-RPC id as text: 1 and "1" differ."""
+    return json.dumps(number, sort_keys=True)
+
+
+def _exited(params: object) -> HarnessError:
+    found = params if isinstance(params, dict) else {}
+    how = f"signal {found['signal']}" if found.get("signal") else f"code {found.get('code')}"
+    return HarnessError("AGENT_EXITED", f"the agent ended with {how}")
+
+
+def _no_constant(_name: str) -> None:
+    """NaN and the infinities are not JSON; nothing that we read is one of them."""

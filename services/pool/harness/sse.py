@@ -1,0 +1,260 @@
+"""The daemon's event stream: cutting it into messages, and following it over broken connections without a hole.
+
+The daemon numbers its messages 1, 2, 3 … and keeps the last ones, so a connection that broke is resumed after the last
+number. A number that does not follow means that messages are gone for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import random
+from collections import deque
+from collections.abc import Mapping
+
+import aiohttp
+
+from services.chassis.clock import Clock
+from services.pool.harness.port import HarnessError
+
+logger = logging.getLogger(__name__)
+
+LINE_BYTES = 16 * 1024 * 1024
+READ_BYTES = 256 * 1024
+
+
+class MalformedStream(Exception):
+    """What came is no event stream of the dialect; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """One message: its number, None when it has none, and its data."""
+
+    number: int | None
+    data: bytes
+
+
+class Parser:
+    """Cuts bytes into events. One for each connection; what is incomplete at its end is thrown away."""
+
+    def __init__(self, limit: int = LINE_BYTES) -> None:
+        self._limit = limit
+        self._line: list[bytes] = []
+        self._size = 0
+        self._after_return = False
+        self._data: list[bytes] = []
+        self._number: int | None = None
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """The events that `chunk` completes. Raises `MalformedStream`."""
+        if self._after_return and chunk.startswith(b"\n"):
+            chunk = chunk[1:]
+        self._after_return = chunk.endswith(b"\r")
+        events: list[Event] = []
+        for piece in chunk.splitlines(keepends=True):
+            self._line.append(piece)
+            self._size += len(piece)
+            if self._size > self._limit:
+                raise MalformedStream(f"a line of more than {self._limit} bytes")
+            if piece.endswith((b"\n", b"\r")):
+                line = b"".join(self._line).rstrip(b"\r\n")
+                self._line, self._size = [], 0
+                if line:
+                    self._take(line)
+                elif self._data:
+                    events.append(Event(self._number, b"\n".join(self._data)))
+                    self._data, self._number = [], None
+        return events
+
+    def _take(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data.append(value)
+        elif name == b"id":
+            if not value.isdigit() or len(value) > 18:
+                raise MalformedStream("an event number that is not a number")
+            self._number = int(value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Times in seconds: of silence until the connection is made anew, and until the daemon counts as away."""
+
+    reconnect: float = 35.0
+    unreachable: float = 60.0
+    connect: float = 10.0
+    first_backoff: float = 0.05
+    max_backoff: float = 2.0
+
+
+class EventStream:
+    """The messages of one agent server, each once and in order, over any number of connections.
+
+    One reader. Raises `HarnessError`: `HARNESS_UNREACHABLE` after too long a silence, `HARNESS_STREAM_LOST` when
+    messages are gone, `FENCED` when the daemon does not know our token or our server any more.
+    """
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        clock: Clock,
+        limits: StreamLimits | None = None,
+    ) -> None:
+        self._http = http
+        self._url = url
+        self._headers = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-cache"}
+        self._clock = clock
+        self._limits = limits or StreamLimits()
+        self._response: aiohttp.ClientResponse | None = None
+        self._parser = Parser()
+        self._ready: deque[bytes] = deque()
+        self._last = 0
+        # When the last byte came, when this connection was made, and when the reader went away to work.
+        self._heard = self._connected = self._left = clock.monotonic()
+        self._failed: HarnessError | None = None
+        # Connections in a row that brought nothing.
+        self._failures = 0
+        # While true, a hole in the numbers is no loss: nobody needs what was in it.
+        self.holes_allowed = False
+        # While true, a server that is not there yet is waited for.
+        self.starting = False
+        self.reconnects = 0
+
+    @property
+    def last_number(self) -> int:
+        """Number of the newest message received."""
+        return self._last
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection is open."""
+        return self._response is not None
+
+    async def connect(self) -> None:
+        """Open the connection if there is none, waiting for a daemon that does not answer as long as `read` would."""
+        if self._response is None:
+            await self._connect()
+
+    async def read(self) -> list[bytes]:
+        """The next messages, at least one, as JSON text."""
+        # What the reader did meanwhile was not the daemon's silence.
+        self._heard += self._clock.monotonic() - self._left
+        try:
+            while not self._ready:
+                if self._failed is not None:
+                    raise self._failed
+                if self._response is None:
+                    await self._connect()
+                await self._read_chunk(self._response)
+            ready, self._ready = list(self._ready), deque()
+            return ready
+        finally:
+            self._left = self._clock.monotonic()
+
+    def disconnect(self) -> None:
+        """Let go of the connection; the next `read` or `connect` resumes after the last message received."""
+        self._drop()
+        self._failures = 0
+        self._heard = self._left = self._clock.monotonic()
+
+    def drop_connection(self) -> None:
+        """Go on over a new connection, also for a reader that waits right now."""
+        if self._response is not None:
+            self._response.close()
+
+    async def _read_chunk(self, response: aiohttp.ClientResponse | None) -> None:
+        assert response is not None
+        until = max(self._connected, self._heard) + self._limits.reconnect
+        until = min(until, self._heard + self._limits.unreachable)
+        error: Exception | None = None
+        chunk = b""
+        try:
+            async with asyncio.timeout(max(0.05, until - self._clock.monotonic())):
+                chunk = await response.content.readany()
+        except (TimeoutError, aiohttp.ClientError, ConnectionError) as found:
+            error = found
+        if not chunk:
+            self._drop()
+            self.reconnects += 1
+            logger.info("stream broken", extra={"last": self._last, "error": type(error).__name__ if error else "end"})
+            return
+        self._heard = self._clock.monotonic()
+        self._failures = 0
+        try:
+            events = self._parser.feed(chunk)
+        except MalformedStream as found:
+            self._fail(HarnessError("AGENT_PROTOCOL", f"the daemon sent {found}"))
+            return
+        for event in events:
+            self._accept(event)
+
+    def _accept(self, event: Event) -> None:
+        if self._failed is not None:
+            return
+        if event.number is not None:
+            if event.number <= self._last:
+                return
+            if event.number > self._last + 1 and not self.holes_allowed:
+                missing = event.number - self._last - 1
+                self._fail(HarnessError("HARNESS_STREAM_LOST", f"{missing} messages of the agent were lost"))
+                return
+            self._last = event.number
+        self._ready.append(event.data)
+
+    def _fail(self, error: HarnessError) -> None:
+        """End of the stream; what came whole before is still read."""
+        self._drop()
+        self._failed = error
+
+    async def _connect(self) -> None:
+        while True:
+            left = self._limits.unreachable - (self._clock.monotonic() - self._heard)
+            if left <= 0:
+                raise HarnessError(
+                    "HARNESS_UNREACHABLE", f"the sandbox sent nothing for {self._limits.unreachable:g} s"
+                )
+            if self._failures:
+                steps = 0 if self.starting else min(self._failures, 10)
+                backoff = min(self._limits.first_backoff * 2**steps, self._limits.max_backoff)
+                await asyncio.sleep(min(left, backoff * random.uniform(0.5, 1.0)))  # noqa: S311 - spreads reconnects
+            # Until it brings a byte, also a connection that was made counts as one that failed.
+            self._failures += 1
+            if await self._try_to_connect(min(self._limits.connect, max(0.05, left))):
+                return
+
+    async def _try_to_connect(self, timeout: float) -> bool:
+        headers = dict(self._headers)
+        if self._last:
+            headers["Last-Event-ID"] = str(self._last)
+        response: aiohttp.ClientResponse | None = None
+        try:
+            async with asyncio.timeout(timeout):
+                response = await self._http.get(
+                    self._url,
+                    headers=headers,
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeout),
+                    read_bufsize=READ_BYTES,
+                )
+        except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
+            logger.debug("stream not opened", extra={"error": type(error).__name__})
+            return False
+        if response.status == 200 and response.content_type == "text/event-stream":
+            self._response, self._parser = response, Parser()
+            self._connected = self._clock.monotonic()
+            return True
+        status = response.status
+        response.close()
+        if status == 401 or (status in (400, 404) and not self.starting):
+            raise HarnessError("FENCED", f"the daemon refused the stream with {status}", fenced=True)
+        return False
+
+    def _drop(self) -> None:
+        if self._response is not None:
+            self._response.close()
+            self._response = None

@@ -1,0 +1,661 @@
+"""The pool's harness client against real daemons: our agentd and, where npm is there, the real sandbox-agent 0.4.2.
+
+Behind both runs the scripted agent. What the client promises (updates in order and once, one result, no agent left
+behind, every failure typed and in bounded time) holds for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+import pytest_asyncio
+
+from hearth.types.v1 import content_pb2
+from services.chassis.clock import SystemClock
+from services.pool.harness.acp import AcpClient, AcpLimits, AcpSession
+from services.pool.harness.daemon import Daemon
+from services.pool.harness.port import (
+    Answer,
+    DaemonEndpoint,
+    HarnessClient,
+    HarnessError,
+    OpenRequest,
+    PermissionAsked,
+    PromptResult,
+    QuestionAsked,
+    TextChunk,
+    ToolUpdate,
+    Update,
+    UsageChanged,
+)
+from services.pool.harness.rpc import RpcLimits
+from services.pool.harness.runs import AcpRun
+from services.pool.harness.sse import StreamLimits
+from tests.support.harness import SCRIPTED_AGENT, Agent, HarnessDaemon, agentd, real_sandbox_agent
+
+EXECUTION = "5f0c7cf6-3f0a-4c39-9a53-6c1b5d3a5a10"
+TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+# Short enough for a test; the ratios are those of the defaults.
+QUICK = AcpLimits(rpc=RpcLimits(stream=StreamLimits(reconnect=1.0, unreachable=2.0), last_words=1.0))
+
+
+@dataclasses.dataclass
+class House:
+    """A daemon with its client."""
+
+    daemon: HarnessDaemon
+    client: AcpClient
+    workspace: Path
+    journal: Path
+
+    @property
+    def endpoint(self) -> DaemonEndpoint:
+        return DaemonEndpoint(self.daemon.url, self.daemon.token)
+
+    async def open(self, server_id: str = "s1", agent: str = "codex", **more: object) -> AcpSession:
+        values = {"timeout": 30.0, **more}
+        request = OpenRequest(server_id=server_id, agent=agent, workspace=str(self.workspace), **values)  # type: ignore[arg-type]
+        return await self.client.open(self.endpoint, request)
+
+    async def servers(self) -> list[str]:
+        headers = {"Authorization": f"Bearer {self.daemon.token}"}
+        async with aiohttp.ClientSession(headers=headers) as http, http.get(f"{self.daemon.url}/v1/acp") as response:
+            return [entry["serverId"] for entry in (await response.json())["servers"]]
+
+    def journaled(self, kind: str) -> list[dict[str, object]]:
+        if not self.journal.exists():
+            return []
+        entries = [json.loads(line) for line in self.journal.read_text().splitlines()]
+        return [entry for entry in entries if kind in entry.values()]
+
+
+@pytest.fixture(params=["agentd", "sandbox-agent"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@asynccontextmanager
+async def build(kind: str, home: Path, **env: str) -> AsyncIterator[House]:
+    workspace, journal = home / "work", home / "journal.jsonl"
+    workspace.mkdir(parents=True)
+    start = agentd if kind == "agentd" else real_sandbox_agent
+    client = AcpClient(clock=SystemClock())
+    agents = {"codex": SCRIPTED_AGENT, "claude": SCRIPTED_AGENT}
+    async with start(agents, home, env={"HEARTH_SCRIPTED_LOG": str(journal), **env}) as daemon:
+        try:
+            yield House(daemon, client, workspace, journal)
+        finally:
+            await client.close()
+
+
+@pytest_asyncio.fixture
+async def house(kind: str, tmp_path: Path) -> AsyncIterator[House]:
+    async with build(kind, tmp_path / "home") as found:
+        yield found
+
+
+def say(text: str) -> list[content_pb2.ContentPart]:
+    return [content_pb2.ContentPart(text=content_pb2.TextPart(text=text))]
+
+
+async def turn(session: AcpSession, text: str, execution_id: str = EXECUTION) -> tuple[list[Update], PromptResult]:
+    run = await session.prompt(say(text), execution_id=execution_id, trace_context=TRACE)
+    updates = [update async for update in run.updates()]
+    return updates, await run.result()
+
+
+def text_of(updates: Sequence[Update]) -> str:
+    return "".join(update.text for update in updates if isinstance(update, TextChunk) and not update.thought)
+
+
+async def until_it_fails(
+    run: AcpRun, *, at: str = "", then: Callable[[], None] | None = None
+) -> tuple[list[Update], HarnessError]:
+    """Read a turn to its failure; `then` is done once the text `at` has come."""
+    updates: list[Update] = []
+    try:
+        async for update in run.updates():
+            updates.append(update)
+            if then is not None and isinstance(update, TextChunk) and update.text == at:
+                then()
+    except HarnessError as error:
+        return updates, error
+    raise AssertionError("the turn did not fail")
+
+
+async def eventually(condition: Callable[[], bool], timeout: float = 5.0) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in other processes
+            await asyncio.sleep(0.01)
+
+
+def agents_of(daemon: HarnessDaemon) -> list[int]:
+    found = []
+    for process in psutil.Process(daemon.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE and "scripted" in " ".join(process.cmdline()):
+                found.append(process.pid)
+    return found
+
+
+def test_it_is_a_harness_client() -> None:
+    client: HarnessClient = AcpClient(clock=SystemClock())
+    assert client
+
+
+async def test_a_conversation_in_one_warm_session(house: House) -> None:
+    session = await house.open()
+    assert session.session_id
+    assert not session.loaded
+    updates, result = await turn(session, "remember my name is Ada")
+    assert "Ada" in text_of(updates)
+    assert result.stop_reason == "end_turn"
+    assert result.usage is not None
+    assert result.usage.input_tokens > 0
+    assert json.loads(result.report_json)["hearth.dev/agent"]["turns_in_memory"] == 1
+    assert any(isinstance(update, UsageChanged) and update.usage.context_tokens for update in updates)
+    await session.park()
+    updates, result = await turn(session, "what is my name?", "11111111-1111-4111-8111-111111111111")
+    assert "Ada" in text_of(updates)
+    assert json.loads(result.report_json)["hearth.dev/agent"]["turns_in_memory"] == 2
+    prompts = [entry["message_id"] for entry in house.journaled("prompt")]
+    assert prompts == [EXECUTION, "11111111-1111-4111-8111-111111111111"]
+    await session.close()
+    await eventually(lambda: not agents_of(house.daemon))
+    assert await house.servers() == []
+
+
+async def test_every_update_comes_once_and_in_order(house: House) -> None:
+    session = await house.open()
+    updates, _ = await turn(session, "stream 3000 words")
+    assert text_of(updates) == " ".join(f"word-{number + 1}" for number in range(3000))
+    await session.close()
+
+
+async def test_a_slow_turn_holds_the_stream_back_and_loses_nothing(house: House) -> None:
+    session = await house.open()
+    run = await session.prompt(say("flood 700 2000"), execution_id=EXECUTION, trace_context=TRACE)
+    chunks = 0
+    async for update in run.updates():
+        if isinstance(update, TextChunk):
+            chunks += 1
+            if chunks % 100 == 0:
+                await asyncio.sleep(0.02)
+    assert chunks == 700
+    await session.close()
+
+
+async def test_long_lines_pass(house: House) -> None:
+    session = await house.open()
+    updates, _ = await turn(session, "line 2000000")
+    assert len(text_of(updates)) == 2_000_000
+    await session.close()
+
+
+async def test_tools_plans_and_thoughts(house: House) -> None:
+    session = await house.open()
+    updates, _ = await turn(session, 'think 2\ntool search {"q":"x"}\nplan')
+    tools = [update for update in updates if isinstance(update, ToolUpdate)]
+    assert (tools[0].started, tools[0].title, tools[0].input_json) == (True, "search", '{"q":"x"}')
+    assert tools[-1].status == "completed"
+    assert "search" in (tools[-1].output or "")
+    thoughts = [update.text for update in updates if isinstance(update, TextChunk) and update.thought]
+    assert thoughts == ["thought-1 ", "thought-2 "]
+    await session.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "stop_reason"),
+    [
+        (Answer.ALLOW, "allow_once", "end_turn"),
+        (Answer.DENY, "reject_once", "end_turn"),
+        (Answer.CANCELLED, "cancelled", "cancelled"),
+    ],
+)
+async def test_permission_is_answered_by_kind(house: House, answer: Answer, outcome: str, stop_reason: str) -> None:
+    session = await house.open()
+    run = await session.prompt(say('ask deploy {"to":"prod"}'), execution_id=EXECUTION, trace_context=TRACE)
+    asked: list[PermissionAsked] = []
+    async for update in run.updates():
+        if isinstance(update, PermissionAsked):
+            asked.append(update)
+            assert not house.journaled("permission")
+            await session.answer(update.request_key, answer)
+            with pytest.raises(HarnessError) as again:
+                await session.answer(update.request_key, Answer.ALLOW)
+            assert again.value.reason == "INTERACTION_CLOSED"
+    assert [(found.title, found.input_json) for found in asked] == [("deploy", '{"to":"prod"}')]
+    assert [entry["outcome"] for entry in house.journaled("permission")] == [outcome]
+    assert (await run.result()).stop_reason == stop_reason
+    await session.close()
+
+
+async def test_permissions_asked_together_are_answered_apart(house: House) -> None:
+    session = await house.open()
+    text = "parallel ask one {}\nparallel ask two {}"
+    run = await session.prompt(say(text), execution_id=EXECUTION, trace_context=TRACE)
+    asked: dict[str, str] = {}
+    async for update in run.updates():
+        if isinstance(update, PermissionAsked):
+            asked[update.title] = update.request_key
+            if len(asked) == 2:
+                await session.answer(asked["two"], Answer.DENY)
+                await session.answer(asked["one"], Answer.ALLOW)
+    assert [(entry["tool"], entry["outcome"]) for entry in house.journaled("permission")] == [
+        ("two", "reject_once"),
+        ("one", "allow_once"),
+    ]
+    await session.close()
+
+
+async def test_questions_of_our_extension_are_answered(house: House) -> None:
+    session = await house.open()
+    text = (
+        'hearth-ask {"prompt":"Which?","schema":{"type":"string"}}\nhearth-client-tool {"name":"map","input":{"a":1}}'
+    )
+    run = await session.prompt(say(text), execution_id=EXECUTION, trace_context=TRACE)
+    asked: list[QuestionAsked] = []
+    updates: list[Update] = []
+    async for update in run.updates():
+        updates.append(update)
+        if isinstance(update, QuestionAsked):
+            asked.append(update)
+            await session.answer_question(update.request_key, '{"chosen":"blue"}' if len(asked) == 1 else None)
+    assert [(found.client_tool, found.prompt, found.input_json) for found in asked] == [
+        (False, "Which?", "{}"),
+        (True, "map", '{"a":1}'),
+    ]
+    answers = [json.loads(line.removeprefix("Answer: ")) for line in text_of(updates).splitlines()]
+    assert answers == [{"outcome": "answered", "answer": {"chosen": "blue"}}, {"outcome": "cancelled"}]
+    await session.close()
+
+
+async def test_cancel_ends_the_turn_and_its_open_requests(house: House) -> None:
+    session = await house.open()
+    await session.cancel()
+    run = await session.prompt(say("ask deploy {}"), execution_id=EXECUTION, trace_context=TRACE)
+    async for update in run.updates():
+        if isinstance(update, PermissionAsked):
+            await session.cancel()
+    assert (await run.result()).stop_reason == "cancelled"
+    run = await session.prompt(say("stream 100000 words at 50/s"), execution_id=EXECUTION, trace_context=TRACE)
+    started = time.monotonic()
+    async for update in run.updates():
+        if isinstance(update, TextChunk) and update.text.startswith("word-3"):
+            await session.cancel()
+    assert (await run.result()).stop_reason == "cancelled"
+    assert time.monotonic() - started < 3.0
+    updates, _ = await turn(session, "hello")
+    assert "hello" in text_of(updates)
+    await session.close()
+
+
+async def test_one_prompt_at_a_time(house: House) -> None:
+    session = await house.open()
+    run = await session.prompt(say("hang"), execution_id=EXECUTION, trace_context=TRACE)
+    with pytest.raises(HarnessError) as second:
+        await session.prompt(say("hello"), execution_id=EXECUTION, trace_context=TRACE)
+    assert second.value.reason == "RUN_DEFECT"
+    with pytest.raises(HarnessError):
+        await session.park()
+    await session.cancel()
+    assert (await run.result()).stop_reason == "cancelled"
+    assert len(house.journaled("prompt")) == 1
+    await session.close()
+
+
+async def test_an_error_of_the_agent_is_its_answer(house: House) -> None:
+    session = await house.open()
+    with pytest.raises(HarnessError) as error:
+        await turn(session, "error the model is overloaded")
+    assert error.value.reason == "AGENT_ERROR"
+    assert "the model is overloaded" in str(error.value)
+    _, result = await turn(session, "empty")
+    assert result.stop_reason == "end_turn"
+    await session.close()
+
+
+async def test_an_agent_that_crashes_ends_the_turn_at_once_and_what_it_said_before_is_there(house: House) -> None:
+    session = await house.open()
+    run = await session.prompt(say("last words\ncrash 3"), execution_id=EXECUTION, trace_context=TRACE)
+    started = time.monotonic()
+    updates, error = await until_it_fails(run)
+    assert error.reason == "AGENT_EXITED"
+    assert not error.fenced
+    assert "last words" in text_of(updates)
+    assert time.monotonic() - started < 5.0
+    with pytest.raises(HarnessError):
+        await run.result()
+    with pytest.raises(HarnessError) as later:
+        await turn(session, "hello")
+    assert later.value.reason == "AGENT_EXITED"
+    await session.close()
+    assert await house.servers() == []
+
+
+async def test_garbage_between_messages_does_no_harm(house: House) -> None:
+    session = await house.open()
+    updates, result = await turn(session, "before\ngarbage\nafter")
+    assert result.stop_reason == "end_turn"
+    assert "before" in text_of(updates)
+    assert "after" in text_of(updates)
+    await session.close()
+
+
+async def test_sessions_are_loaded_by_another_process_without_repeating_the_conversation(house: House) -> None:
+    first = await house.open("s1")
+    await turn(first, "remember my name is Ada")
+    await first.close()
+    second = await house.open("s2", load_session_id=first.session_id)
+    assert second.loaded
+    assert second.session_id == first.session_id
+    updates, result = await turn(second, "what is my name?")
+    assert text_of(updates).count("Ada") == 1
+    report = json.loads(result.report_json)["hearth.dev/agent"]
+    assert (report["session_loaded"], report["turns_in_memory"]) == (True, 1)
+    await second.close()
+
+
+async def test_an_unknown_session_becomes_a_new_one(house: House) -> None:
+    session = await house.open(load_session_id="11111111-1111-4111-8111-111111111111")
+    assert not session.loaded
+    assert session.session_id not in ("", "11111111-1111-4111-8111-111111111111")
+    updates, _ = await turn(session, "hello")
+    assert "hello" in text_of(updates)
+    await session.close()
+
+
+async def test_processes_and_files_beside_the_agent(house: House) -> None:
+    session = await house.open()
+    assert await session.run_process("sh", ["-c", "echo hi; exit 3"], timeout=5) == (3, "hi\n")
+    path = house.workspace / "in" / "deep" / "file.bin"
+    await session.write_file(str(path), b"\0\xff data")
+    assert path.read_bytes() == b"\0\xff data"
+    await session.close()
+
+
+# Opening that fails
+
+
+async def test_an_unknown_agent_cannot_be_started(house: House) -> None:
+    with pytest.raises(HarnessError) as error:
+        await house.open(agent="nobody")
+    assert error.value.reason == "AGENT_START_FAILED"
+    assert not error.value.fenced
+    assert await house.servers() == []
+
+
+@pytest.mark.parametrize(
+    ("start", "reason"),
+    [("exit:3", "AGENT_EXITED"), ("hang", "AGENT_OPEN_TIMEOUT"), ("garbage", "AGENT_PROTOCOL")],
+)
+async def test_an_agent_that_does_not_start_is_told_in_time_and_nothing_is_left(
+    kind: str, tmp_path: Path, start: str, reason: str
+) -> None:
+    async with build(kind, tmp_path / "home", HEARTH_SCRIPTED_START=start) as house:
+        began = time.monotonic()
+        with pytest.raises(HarnessError) as error:
+            await house.open(timeout=3.0)
+        assert error.value.reason == reason
+        assert time.monotonic() - began < 10.0
+        await eventually(lambda: not agents_of(house.daemon))
+        assert await house.servers() == []
+
+
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.3])
+async def test_a_cancelled_open_leaves_no_agent(kind: str, tmp_path: Path, after: float) -> None:
+    async with build(kind, tmp_path / "home", HEARTH_SCRIPTED_START="hang") as house:
+        opening = asyncio.create_task(house.open())
+        await asyncio.sleep(after)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        await house.client.close()
+        assert await house.servers() == []
+        await eventually(lambda: not agents_of(house.daemon))
+
+
+async def test_no_daemon() -> None:
+    client = AcpClient(clock=SystemClock())
+    request = OpenRequest(server_id="s", agent="codex", workspace="/tmp")
+    with pytest.raises(HarnessError) as error:
+        await client.open(DaemonEndpoint("http://127.0.0.1:9", "t"), request)
+    assert error.value.reason == "DAEMON_UNREACHABLE"
+    await client.close()
+
+
+# Other holders
+
+
+async def test_a_wrong_token_is_a_fence(house: House) -> None:
+    endpoint = DaemonEndpoint(house.daemon.url, "wrong")
+    request = OpenRequest(server_id="s", agent="codex", workspace=str(house.workspace))
+    with pytest.raises(HarnessError) as error:
+        await house.client.open(endpoint, request)
+    assert error.value.fenced
+    assert "wrong" not in repr(endpoint)
+
+
+async def test_a_server_that_is_gone_is_a_fence(house: House) -> None:
+    session = await house.open()
+    await turn(session, "hello")
+    await session.park()
+    other = await house.open("s2")
+    async with aiohttp.ClientSession() as http:
+        await Daemon(http, house.endpoint, "s1").delete()
+    with pytest.raises(HarnessError) as error:
+        await turn(session, "hello")
+    assert error.value.fenced
+    assert len(house.journaled("prompt")) == 1
+    await session.close()
+    await turn(other, "hello")
+    await other.close()
+
+
+async def test_a_daemon_that_dies_in_the_middle_is_unreachable_in_time(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    client = AcpClient(clock=SystemClock(), limits=QUICK)
+    async with agentd({"codex": SCRIPTED_AGENT}, home) as daemon:
+        request = OpenRequest(server_id="s", agent="codex", workspace=str(home))
+        session = await client.open(DaemonEndpoint(daemon.url, daemon.token), request)
+        run = await session.prompt(say("stream 100000 words at 50/s"), execution_id=EXECUTION, trace_context=TRACE)
+        _, error = await until_it_fails(run, at="word-5 ", then=daemon.process.kill)
+        assert error.reason == "HARNESS_UNREACHABLE"
+        began = time.monotonic()
+        await session.close()
+        assert time.monotonic() - began < 3.0
+    await client.close()
+
+
+# Streams that break
+
+
+class Cutter:
+    """A TCP proxy in front of a daemon, which can cut its connections or let them (or the streams) go silent."""
+
+    def __init__(self, url: str) -> None:
+        self._host, _, port = url.removeprefix("http://").partition(":")
+        self._port = int(port)
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.silent = False
+        self.cut_after: int | None = None
+        self.connections = 0
+        self.url = ""
+
+    async def __aenter__(self) -> Cutter:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.cut()
+        await self._server.wait_closed()
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
+        mine = {writer, far_writer}
+        self._writers |= mine
+        head = await reader.read(4096)
+        far_writer.write(head)
+        # Silence holds for the streams that are open when it begins.
+        deaf = asyncio.Event()
+        if head.startswith(b"GET"):
+            self._deaf = deaf
+        try:
+            await asyncio.gather(self._copy(reader, far_writer), self._answer(far_reader, writer, deaf))
+        except ConnectionError:
+            pass
+        finally:
+            self._writers -= mine
+            for end in mine:
+                end.transport.abort()
+
+    def fall_silent(self) -> None:
+        """No connection brings anything any more."""
+        self.silent = True
+
+    def silence_stream(self) -> None:
+        """The newest stream brings nothing any more."""
+        self._deaf.set()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deaf: asyncio.Event) -> None:
+        while data := await reader.read(4096):
+            if self.silent or deaf.is_set():
+                continue
+            if self.cut_after is not None:
+                self.cut_after -= len(data)
+                if self.cut_after < 0:
+                    self.cut_after = None
+                    self.cut()
+                    return
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    @staticmethod
+    async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(4096):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+
+async def test_a_stream_that_is_cut_again_and_again_loses_and_doubles_nothing(house: House) -> None:
+    async with Cutter(house.daemon.url) as cutter:
+        endpoint = DaemonEndpoint(cutter.url, house.daemon.token)
+        request = OpenRequest(server_id="s1", agent="codex", workspace=str(house.workspace))
+        session = await house.client.open(endpoint, request)
+        run = await session.prompt(say("stream 600 words at 400/s"), execution_id=EXECUTION, trace_context=TRACE)
+        updates: list[Update] = []
+        async for update in run.updates():
+            updates.append(update)
+            if len(updates) % 100 == 50:
+                cutter.cut()
+            elif len(updates) % 100 == 0:
+                cutter.cut_after = 3000
+        assert text_of(updates) == " ".join(f"word-{number + 1}" for number in range(600))
+        assert (await run.result()).stop_reason == "end_turn"
+        await session.close()
+
+
+async def test_permission_is_asked_once_though_the_stream_was_cut(house: House) -> None:
+    async with Cutter(house.daemon.url) as cutter:
+        endpoint = DaemonEndpoint(cutter.url, house.daemon.token)
+        request = OpenRequest(server_id="s1", agent="codex", workspace=str(house.workspace))
+        session = await house.client.open(endpoint, request)
+        run = await session.prompt(say("ask deploy {}"), execution_id=EXECUTION, trace_context=TRACE)
+        asked = 0
+        async for update in run.updates():
+            if isinstance(update, PermissionAsked):
+                asked += 1
+                before = cutter.connections
+                cutter.cut()
+                await eventually(lambda before=before: cutter.connections > before)  # type: ignore[misc]
+                await session.answer(update.request_key, Answer.ALLOW)
+        assert asked == 1
+        assert len(house.journaled("tool")) == 1
+        await session.close()
+
+
+async def test_silence_is_noticed_first_by_a_new_connection_then_by_giving_up(house: House) -> None:
+    client = AcpClient(clock=SystemClock(), limits=QUICK)
+    async with Cutter(house.daemon.url) as cutter:
+        endpoint = DaemonEndpoint(cutter.url, house.daemon.token)
+        request = OpenRequest(server_id="s1", agent="codex", workspace=str(house.workspace))
+        session = await client.open(endpoint, request)
+        run = await session.prompt(say("stream 100000 words at 50/s"), execution_id=EXECUTION, trace_context=TRACE)
+        began = time.monotonic()
+        connections = cutter.connections
+        _, error = await until_it_fails(run, at="word-5 ", then=cutter.fall_silent)
+        assert error.reason == "HARNESS_UNREACHABLE"
+        assert 1.5 < time.monotonic() - began < 6.0
+        assert cutter.connections > connections
+        cutter.silent = False
+        await session.close()
+    await client.close()
+
+
+async def test_a_dead_connection_costs_no_output_at_the_end_of_a_turn(house: House) -> None:
+    """The answer comes by POST while the stream is silently dead: the rest is fetched over a new connection."""
+    async with Cutter(house.daemon.url) as cutter:
+        session = await house.client.open(
+            DaemonEndpoint(cutter.url, house.daemon.token),
+            OpenRequest(server_id="s1", agent="codex", workspace=str(house.workspace)),
+        )
+        run = await session.prompt(say("sleep 0.5\nthe last word"), execution_id=EXECUTION, trace_context=TRACE)
+        cutter.silence_stream()
+        began = time.monotonic()
+        updates = [update async for update in run.updates()]
+        assert text_of(updates) == "You said: the last word"
+        assert time.monotonic() - began < 5.0, "long before the silence itself would be noticed"
+        await session.close()
+
+
+async def test_a_parked_session_resumes_where_it_was_and_notices_what_is_gone(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    # After each prompt this agent goes on talking: more than the daemon keeps.
+    program = tmp_path / "talker.py"
+    program.write_text(
+        "import json, sys\n"
+        "def out(m): sys.stdout.write(json.dumps({'jsonrpc': '2.0', **m}) + '\\n'); sys.stdout.flush()\n"
+        "for line in sys.stdin:\n"
+        "    m = json.loads(line)\n"
+        "    if m['method'] == 'initialize': out({'id': m['id'], 'result': {'protocolVersion': 1}})\n"
+        "    elif m['method'] == 'session/new': out({'id': m['id'], 'result': {'sessionId': 'x'}})\n"
+        "    elif m['method'] == 'session/prompt':\n"
+        "        out({'id': m['id'], 'result': {'stopReason': 'end_turn'}})\n"
+        "        for _ in range(20): out({'method': 'noise', 'params': {'x': 'x' * 1_000_000}})\n"
+        "        out({'method': 'done'})\n"
+    )
+    client = AcpClient(clock=SystemClock())
+    async with agentd({"codex": Agent([sys.executable, str(program)])}, home) as daemon:
+        session = await client.open(
+            DaemonEndpoint(daemon.url, daemon.token), OpenRequest(server_id="s", agent="codex", workspace=str(home))
+        )
+        run = await session.prompt(say("hello"), execution_id=EXECUTION, trace_context=TRACE)
+        await run.result()
+        await session.park()
+        await asyncio.sleep(1.0)
+        with pytest.raises(HarnessError) as error:
+            await turn(session, "hello")
+        assert error.value.reason == "HARNESS_STREAM_LOST"
+        await session.close()
+    await client.close()
