@@ -157,7 +157,8 @@ def _event(order: Order, piece: EventIn, out: list[Out], *, fresh: bool) -> Orde
         return order
     elif piece.epoch > order.epoch:
         # The ending of a takeover says itself that the run is over; what was shown of it may stay.
-        order = _raise(order, piece.epoch, out if piece.role is not Role.ENDING else [])
+        takeover = piece.role is Role.ENDING and piece.through < 0
+        order = _raise(order, piece.epoch, [] if takeover else out)
     if piece.through >= 0:
         if order.strict and fresh:
             order = _lost(order, piece.through, out)
