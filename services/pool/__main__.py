@@ -1,0 +1,142 @@
+"""Starts the pool service: settings → database, channels, the parts of the pool → servicers → serve.
+
+Its health is that of Postgres alone. Without history, relay or sandbox service it still accepts inputs and Stops and
+answers every question; what needs them waits in rows, so a backend must not be turned away for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from hearth.pool.v1 import pool_service_pb2_grpc, replica_service_pb2_grpc
+from hearth.producer import Producer
+from hearth.session.v1 import session_service_pb2_grpc
+from services.chassis.calls import open_channel
+from services.chassis.errors import HearthError
+from services.chassis.interceptors import shutting_down
+from services.chassis.migrations import migrate
+from services.chassis.postgres import create_pool
+from services.chassis.server import App, run
+from services.pool.assembly import Parts, assemble
+from services.pool.control import sweeps
+from services.pool.harness.acp import AcpClient
+from services.pool.log import Log
+from services.pool.operators import PoolService
+from services.pool.replicas import BEAT_EVERY, ReplicaService, SingleReplica
+from services.pool.requests import Known
+from services.pool.service import SessionService
+from services.pool.settings import PoolSettings
+from services.pool.store import PLANNER, SCHEMA, Store
+from services.pool.turns import sandboxes
+from services.pool.turns.sandboxes import Sandboxes
+
+# Of the time that a process has to end: turns may finish, then they are ended; then what waits is told, then idle
+# agents are let go.
+_FINISH_SECONDS = 8.0
+_CANCEL_SECONDS = 6.0
+_FLUSH_SECONDS = 8.0
+
+
+@asynccontextmanager
+async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
+    """Everything of one process of this service."""
+    settings = app.settings
+    await migrate(settings.postgres_dsn, SCHEMA, "services.pool", start_timeout=settings.postgres_start_timeout)
+    holder = app.ids.new()
+
+    def spawn(name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
+        return app.tasks.start(name, work, critical=False)
+
+    async with AsyncExitStack() as stack:
+        single = SingleReplica(settings.postgres_dsn)
+        await single.take(settings.postgres_start_timeout, app.clock)
+        stack.push_async_callback(single.release)
+        pool = await stack.enter_async_context(await create_pool(settings, "pool", server_settings=PLANNER))
+        history = await stack.enter_async_context(open_channel(settings.history_address, settings))
+        relay = await stack.enter_async_context(open_channel(settings.relay_address, settings))
+        sandbox = await stack.enter_async_context(open_channel(settings.sandbox_address, settings))
+        producer = Producer(history=history, relay=relay, clock=app.clock, ids=app.ids.new)
+        harness = AcpClient(clock=app.clock)
+        stack.push_async_callback(harness.close)
+        parts = assemble(
+            settings,
+            store=Store(pool),
+            producer=producer,
+            log=Log(history),
+            sandboxes=Sandboxes(sandbox, holder, app.clock, spawn=spawn),
+            harness=harness,
+            clock=app.clock,
+            ids=app.ids,
+            holder=holder,
+            address=app.address,
+            spawn=spawn,
+        )
+        await producer.start()
+        stack.push_async_callback(producer.close, 0.0)
+        stack.push_async_callback(app.tasks.stop)
+        stack.push_async_callback(parts.replicas.leave)
+        app.health.add("postgres", pool.ping)
+        _serve(app, parts)
+        _end_in_order(app, parts, producer)
+        await parts.replicas.start()
+        app.tasks.repeat("sweeps", parts.sweeps.look, every=sweeps.EVERY, clock=app.clock)
+        app.tasks.repeat("claims", parts.sandboxes.renew, every=sandboxes.RENEW_EVERY, clock=app.clock)
+        app.tasks.repeat("beats", parts.replicas.beat, every=BEAT_EVERY, clock=app.clock)
+        yield
+
+
+def _serve(app: App[PoolSettings], parts: Parts) -> None:
+    def closed() -> HearthError | None:
+        return shutting_down() if app.draining.is_set() or parts.replicas.draining else None
+
+    session_service_pb2_grpc.add_SessionServiceServicer_to_server(
+        SessionService(
+            store=parts.store,
+            inputs=parts.inputs,
+            commands=parts.commands,
+            removal=parts.removal,
+            clock=app.clock,
+            known=Known(app.settings.agent_names, frozenset(app.settings.providers)),
+            closed=closed,
+        ),
+        app.server,
+    )
+    pool_service_pb2_grpc.add_PoolServiceServicer_to_server(
+        PoolService(
+            store=parts.store,
+            entries=parts.entries,
+            driver=parts.driver,
+            replicas=parts.replicas,
+            stats=parts.stats,
+        ),
+        app.server,
+    )
+    replica_service_pb2_grpc.add_ReplicaServiceServicer_to_server(
+        ReplicaService(parts.replicas.holder, wake=parts.driver.wake), app.server
+    )
+
+
+def _end_in_order(app: App[PoolSettings], parts: Parts, producer: Producer) -> None:
+    async def finish() -> None:
+        parts.replicas.draining = True
+        parts.driver.close()
+        if not await parts.driver.idle(_FINISH_SECONDS):
+            parts.driver.cancel_turns()
+            await parts.driver.idle(_CANCEL_SECONDS)
+
+    async def flush() -> None:
+        await producer.close(_FLUSH_SECONDS)
+
+    async def release() -> None:
+        await parts.entries.close_all()
+
+    app.on_drain("finish turns", finish, order=0)
+    app.on_drain("tell what waits", flush, order=1)
+    app.on_drain("let agents go", release, order=2)
+
+
+if __name__ == "__main__":
+    run(PoolSettings, "pool", build)

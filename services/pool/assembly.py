@@ -1,0 +1,158 @@
+"""The parts of the pool, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from hearth.producer import Producer
+from hearth.sandbox.v1 import sandbox_pb2
+from services.chassis.clock import Clock, Ids
+from services.pool.control.commands import Commands
+from services.pool.control.inputs import Inputs, Starts
+from services.pool.control.outbox import Outbox
+from services.pool.control.settlement import Settlement
+from services.pool.control.sweeps import Sweeps
+from services.pool.control.takeovers import Takeovers
+from services.pool.harness.port import HarnessClient
+from services.pool.log import Log
+from services.pool.removal import Removal
+from services.pool.replicas import Replicas
+from services.pool.rows import Execution, Key
+from services.pool.settings import PoolSettings
+from services.pool.stats import Stats
+from services.pool.store import Store
+from services.pool.turns.driver import Driver
+from services.pool.turns.parking import Parking, close_agent
+from services.pool.turns.recovery import Recovery
+from services.pool.turns.room import TurnRoom
+from services.pool.turns.sandboxes import Sandboxes
+from services.pool.warm.entries import Entries, Entry
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parts:
+    """What the servicers and the loops of the process work with."""
+
+    store: Store
+    inputs: Inputs
+    commands: Commands
+    removal: Removal
+    entries: Entries
+    driver: Driver
+    replicas: Replicas
+    sandboxes: Sandboxes
+    sweeps: Sweeps
+    stats: Stats
+
+
+class _Bell:
+    """Wakes the driver, which is made last and of parts that want to wake it."""
+
+    driver: Driver | None = None
+
+    def __call__(self, key: Key, *, admitted_at: float | None = None) -> None:
+        assert self.driver is not None
+        self.driver.wake(key, admitted_at=admitted_at)
+
+
+def assemble(
+    settings: PoolSettings,
+    *,
+    store: Store,
+    producer: Producer,
+    log: Log,
+    sandboxes: Sandboxes,
+    harness: HarnessClient,
+    clock: Clock,
+    ids: Ids,
+    holder: str,
+    address: str,
+    spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[Any]],
+) -> Parts:
+    """Make the parts; nothing runs yet."""
+    bell, stats = _Bell(), Stats()
+    starts = Starts(clock, ids, settings.default_agent)
+    settlement = Settlement(store, starts, log, changed=bell)
+    outbox = Outbox(store, producer, clock, settle=settlement.settle, spawn=spawn)
+
+    async def close(entry: Entry, reason: sandbox_pb2.ReleaseReason.ValueType) -> None:
+        await close_agent(sandboxes, entry, reason)
+
+    async def forget(key: Key) -> None:
+        await store.clear_holder(key, holder)
+
+    entries = Entries(
+        clock,
+        ids,
+        seats=settings.pool_entries,
+        close=close,
+        gone=lambda key: spawn(f"forget {key}", forget(key)),
+        spawn=spawn,
+    )
+    recovery = Recovery(Takeovers(store, clock, changed=bell), sandboxes, clock, spawn=spawn)
+    room = TurnRoom(
+        store=store,
+        outbox=outbox,
+        settlement=settlement,
+        sandboxes=sandboxes,
+        entries=entries,
+        harness=harness,
+        producer=producer,
+        log=log,
+        clock=clock,
+        ids=ids,
+        holder=holder,
+        settings=settings,
+        stats=stats,
+        recovery=recovery,
+        parking=Parking(entries, sandboxes, settings, stats, clock),
+    )
+    driver = bell.driver = Driver(room, spawn=spawn)
+    commands = Commands(store, clock, ids, changed=bell)
+    removal = Removal(
+        store=store,
+        commands=commands,
+        outbox=outbox,
+        entries=entries,
+        sandboxes=sandboxes,
+        log=log,
+        clock=clock,
+        changed=bell,
+    )
+    replicas = Replicas(
+        store,
+        recovery,
+        holder,
+        address,
+        wake=bell,
+        driving=lambda: driver.driving,
+        entries=lambda: len(entries),
+    )
+
+    async def take_over(execution: Execution) -> None:
+        await recovery.take_over(execution, why="its turn ended without an ending", defect=True)
+
+    inputs = Inputs(
+        store,
+        starts,
+        clock,
+        ids,
+        queue_cap=settings.queue_cap,
+        changed=bell,
+        settle_ended=settlement.settle_ended,
+    )
+    return Parts(
+        store=store,
+        inputs=inputs,
+        commands=commands,
+        removal=removal,
+        entries=entries,
+        driver=driver,
+        replicas=replicas,
+        sandboxes=sandboxes,
+        sweeps=Sweeps(store, outbox, driver, holder, wake=bell, take_over=take_over, purge=removal.purge),
+        stats=stats,
+    )

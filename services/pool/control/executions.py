@@ -1,0 +1,142 @@
+"""The life of an execution as tables: which state may follow which, what an ending means, what a takeover does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from services.pool.rows import CommandOutcome, ExecutionState, Outcome
+
+_PENDING, _RUNNING, _WAITING = ExecutionState.PENDING, ExecutionState.RUNNING, ExecutionState.WAITING
+_STOPPING, _TERMINAL = ExecutionState.STOPPING, ExecutionState.TERMINAL
+
+# How often an execution is tried to start before it fails.
+MAX_TRIES = 3
+
+TRANSITIONS: Final[Mapping[ExecutionState, frozenset[ExecutionState]]] = {
+    _PENDING: frozenset({_RUNNING, _STOPPING, _TERMINAL}),
+    _RUNNING: frozenset({_WAITING, _STOPPING, _TERMINAL}),
+    _WAITING: frozenset({_RUNNING, _STOPPING, _TERMINAL}),
+    _STOPPING: frozenset({_TERMINAL}),
+    _TERMINAL: frozenset(),
+}
+
+ENDING_TYPES: Final[Mapping[str, Outcome]] = {
+    "execution.completed": Outcome.COMPLETED,
+    "execution.paused": Outcome.PAUSED,
+    "execution.stopped": Outcome.STOPPED,
+    "execution.failed": Outcome.FAILED,
+    "execution.lost": Outcome.LOST,
+}
+
+
+def may_follow(before: ExecutionState, after: ExecutionState) -> bool:
+    """Whether an execution in state `before` may come into `after`."""
+    return after in TRANSITIONS[before]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Winner:
+    """The ending that closed an execution in the log: the one that counts, whoever wrote it.
+
+    `sequence` is 0 when history would not take any ending and the pool closes the execution alone. `code` is the reason
+    of a failure, as far as it is known.
+    """
+
+    event_id: str
+    type: str
+    epoch: int
+    sequence: int
+    code: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the ending says."""
+        return ENDING_TYPES[self.type]
+
+
+class Queue(Enum):
+    """What an ending does with the inputs that wait."""
+
+    PROMOTE = "PROMOTE"
+    WAIT = "WAIT"
+    PAUSE = "PAUSE"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settlement:
+    """What follows from an ending: for the queue, and for a cancel that was still open."""
+
+    queue: Queue
+    cancel: CommandOutcome
+
+
+def settlement(outcome: Outcome, *, queue_paused: bool) -> Settlement:
+    """What an ending sets in motion. A queue that a Stop paused stays so whichever ending won."""
+    match outcome:
+        case Outcome.COMPLETED:
+            queue = Queue.WAIT if queue_paused else Queue.PROMOTE
+            return Settlement(queue, CommandOutcome.NOT_RUNNING)
+        case Outcome.PAUSED:
+            return Settlement(Queue.WAIT, CommandOutcome.NOT_RUNNING)
+        case Outcome.STOPPED:
+            return Settlement(Queue.PAUSE, CommandOutcome.STOPPED)
+        case Outcome.FAILED:
+            return Settlement(Queue.PAUSE, CommandOutcome.NOT_RUNNING)
+        case Outcome.LOST:
+            return Settlement(Queue.PAUSE, CommandOutcome.LOST)
+
+
+def finished_by(
+    outcome: Outcome,
+    *,
+    prompted: tuple[str, str] | None,
+    before: tuple[str, str] | None,
+) -> tuple[str, str] | None:
+    """Which (agent, its session id) a later `session/load` may be asked for, after an ending.
+
+    `prompted` is what this execution was given to, None when it never got so far; `before` is what stood until now. A
+    turn that failed may have spoiled the agent's own record of it, and one that was lost in another session than the
+    last finished one left that record behind: then the transcript is the truth.
+    """
+    if prompted is None:
+        return before
+    match outcome:
+        case Outcome.COMPLETED | Outcome.PAUSED | Outcome.STOPPED:
+            return prompted
+        case Outcome.LOST:
+            return before if before == prompted else None
+        case Outcome.FAILED:
+            return None
+
+
+class Takeover(Enum):
+    """What is done with an execution whose driver is gone."""
+
+    DRIVE_AGAIN = "DRIVE_AGAIN"
+    FAIL_START = "FAIL_START"
+    LOSE = "LOSE"
+    STOP = "STOP"
+    PAUSE = "PAUSE"
+    # Its ending is in the outbox already; only that is to be sent.
+    AWAIT_ENDING = "AWAIT_ENDING"
+    NOTHING = "NOTHING"
+
+
+def takeover(state: ExecutionState, *, tries: int, ending: bool) -> Takeover:
+    """What a takeover does with an execution in `state` that was tried `tries` times; `ending` = the pool ends it."""
+    if ending and state is not _TERMINAL:
+        return Takeover.AWAIT_ENDING
+    match state:
+        case ExecutionState.TERMINAL:
+            return Takeover.NOTHING
+        case ExecutionState.PENDING:
+            return Takeover.DRIVE_AGAIN if tries < MAX_TRIES else Takeover.FAIL_START
+        case ExecutionState.RUNNING:
+            return Takeover.LOSE
+        case ExecutionState.STOPPING:
+            return Takeover.STOP
+        case ExecutionState.WAITING:
+            return Takeover.PAUSE

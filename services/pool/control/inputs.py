@@ -1,0 +1,284 @@
+"""Inputs: accepting a message of a user, and what its owner may do with it while it waits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+
+from hearth.session.v1 import session_pb2 as sessions
+from hearth.types.v1 import content_pb2
+from services.chassis.clock import Clock, Ids
+from services.chassis.errors import FailedPrecondition, HearthError, NotFound
+from services.pool.control import admission, facts
+from services.pool.control.admission import OnBusy
+from services.pool.rows import Execution, Fact, Input, InputState, Key
+from services.pool.store import Changed, Changing, Store
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NewInput:
+    """A checked SendInput. `fingerprint` is that of the request without its id; `spec` and `expected_transcript` are
+    None when they were not given; `received_at` is on the monotonic clock."""
+
+    key: Key
+    request_id: str
+    fingerprint: bytes
+    content: Sequence[content_pb2.ContentPart]
+    spec: sessions.SessionSpec | None
+    expected_transcript: bytes | None
+    on_busy: OnBusy
+    traceparent: str
+    received_at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of an input, as it stands now. `execution` is None while it waits, and when it was removed."""
+
+    input_id: str
+    state: InputState
+    execution: Execution | None = None
+    rank: int = 0
+    resumed: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Busy:
+    """The first look found an execution under way, and nothing was stored."""
+
+    execution: Execution
+
+
+class Starts:
+    """Gives inputs to executions, inside of a transaction that locks the session."""
+
+    def __init__(self, clock: Clock, ids: Ids, default_agent: str) -> None:
+        self._clock = clock
+        self._ids = ids
+        self._default_agent = default_agent
+
+    def prepare(self, changing: Changing, spec: bytes | None) -> str:
+        """Take the next epoch for a new execution, and put a spec in force; the id of the execution."""
+        execution_id = self._ids.new()
+        changing.change(
+            epoch=changing.session.epoch + 1, queue_paused=False, spec=spec or None, execution_id=execution_id
+        )
+        return execution_id
+
+    def facts(
+        self, changing: Changing, execution_id: str, input_id: str, content: Sequence[content_pb2.ContentPart]
+    ) -> list[Fact]:
+        """What readers are told of an execution that was just made."""
+        now = self._clock.now()
+        spec = sessions.SessionSpec.FromString(changing.session.spec)
+        return [
+            facts.started(
+                execution_id,
+                changing.session.epoch,
+                input_id=input_id,
+                agent=spec.agent or self._default_agent,
+                model=spec.model,
+                at=now,
+            ),
+            facts.user_message(execution_id, input_id, content, now),
+        ]
+
+    async def promote(self, changing: Changing, waiting: Input) -> Execution:
+        """Start an input that waits."""
+        execution_id = self.prepare(changing, waiting.spec)
+        execution = await changing.promote(waiting.input_id, execution_id)
+        changing.tell(facts.input_promoted(waiting.input_id, execution_id, self._clock.now()))
+        changing.tell(*self.facts(changing, execution_id, waiting.input_id, content_of(waiting.content)))
+        return execution
+
+
+class Inputs:
+    """The shell around the decisions of `admission`: each call is one transaction, and `changed` hears of each commit.
+
+    `settle_ended` is asked about an execution that is in the way: it settles it if it has ended already, and says so.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        starts: Starts,
+        clock: Clock,
+        ids: Ids,
+        *,
+        queue_cap: int,
+        changed: Changed,
+        settle_ended: Callable[[Key, str], Awaitable[bool]],
+    ) -> None:
+        self._store = store
+        self._starts = starts
+        self._clock = clock
+        self._ids = ids
+        self._queue_cap = queue_cap
+        self._changed = changed
+        self._settle_ended = settle_ended
+
+    async def send(self, new: NewInput) -> Sent:
+        """Accept an input, or answer what became of one that was accepted under this request id before."""
+        sent = await self._admit(new, first_look=True)
+        if isinstance(sent, _Busy):
+            # Readers see an ending in the log before it is settled here; whoever answers it must not be told "busy".
+            await self._settle_ended(new.key, sent.execution.execution_id)
+            sent = await self._admit(new, first_look=False)
+        assert isinstance(sent, Sent)
+        return sent
+
+    async def _admit(self, new: NewInput, *, first_look: bool) -> Sent | _Busy:
+        async with self._store.changing(new.key, make=True) as changing:
+            assert changing is not None
+            view = await changing.view(new.request_id)
+            decision = admission.send_input(
+                changing.session, view, new.fingerprint, new.on_busy, queue_cap=self._queue_cap
+            )
+            if isinstance(decision, admission.Repeat):
+                assert decision.request.input_id is not None
+                return await _present(changing, decision.request.input_id)
+            if first_look and view.active is not None and not isinstance(decision, admission.Start):
+                return _Busy(view.active)
+            if isinstance(decision, admission.Refuse):
+                raise decision.error
+            sent = await self._store_input(changing, new, decision)
+        self._changed(new.key, admitted_at=new.received_at)
+        return sent
+
+    async def _store_input(
+        self, changing: Changing, new: NewInput, decision: admission.Start | admission.Enqueue
+    ) -> Sent:
+        input_id = self._ids.new()
+        spec = new.spec.SerializeToString(deterministic=True) if new.spec is not None else None
+        execution_id, resumed = None, list[str]()
+        if isinstance(decision, admission.Start):
+            if decision.resumes:
+                resumed = [waiting.input_id for waiting in await changing.queue(limit=self._queue_cap)]
+            execution_id = self._starts.prepare(changing, spec)
+        execution = await changing.admit(
+            request_id=new.request_id,
+            fingerprint=new.fingerprint,
+            input_id=input_id,
+            execution_id=execution_id,
+            content=content_bytes(new.content),
+            spec=spec,
+            expected_transcript=new.expected_transcript,
+            traceparent=new.traceparent,
+        )
+        if isinstance(decision, admission.Enqueue):
+            changing.tell(facts.input_queued(input_id, new.content, self._clock.now()))
+            return Sent(input_id, InputState.PENDING, rank=decision.rank)
+        assert execution_id is not None
+        changing.tell(*self._starts.facts(changing, execution_id, input_id, new.content))
+        return Sent(input_id, InputState.PROMOTED, execution, resumed=resumed)
+
+    async def remove(self, key: Key, request_id: str, fingerprint: bytes, input_id: str) -> Input:
+        """Take an input out of the queue; the input after it."""
+        async with self._store.changing(key) as found:
+            changing = existing(found, key)
+            if not await self._repeated(changing, request_id, "RemoveInput", fingerprint):
+                _waiting(await changing.input(input_id), input_id)
+                await changing.remove_inputs(input_id)
+                await changing.insert_request(request_id, "RemoveInput", fingerprint, input_id=input_id)
+                changing.tell(facts.input_removed(input_id, "user", self._clock.now()))
+            after = await changing.input(input_id)
+        assert after is not None
+        self._changed(key)
+        return after
+
+    async def update(
+        self,
+        key: Key,
+        request_id: str,
+        fingerprint: bytes,
+        input_id: str,
+        content: Sequence[content_pb2.ContentPart],
+    ) -> Input:
+        """Replace the content of an input that waits; the input after it."""
+        async with self._store.changing(key) as found:
+            changing = existing(found, key)
+            if not await self._repeated(changing, request_id, "UpdateInput", fingerprint):
+                _waiting(await changing.input(input_id), input_id)
+                await changing.update_input(input_id, content_bytes(content))
+                await changing.insert_request(request_id, "UpdateInput", fingerprint, input_id=input_id)
+                changing.tell(facts.input_updated(input_id, request_id, content, self._clock.now()))
+            after = await changing.input(input_id)
+        assert after is not None
+        self._changed(key)
+        return after
+
+    async def resume(self, key: Key, request_id: str, fingerprint: bytes) -> Sent | None:
+        """Let a paused queue go on; what was started by it, None when nothing was."""
+        async with self._store.changing(key) as found:
+            changing = existing(found, key)
+            view = await changing.view(request_id)
+            known = admission.repeated(changing.session, view, "ResumeQueue", fingerprint)
+            if isinstance(known, admission.Refuse):
+                raise known.error
+            if known is not None:
+                input_id = known.request.input_id
+                return await _present(changing, input_id) if input_id is not None else None
+            sent = None
+            changing.change(queue_paused=False)
+            if admission.resume_queue(view):
+                head = (await changing.queue())[0]
+                execution = await self._starts.promote(changing, head)
+                sent = Sent(head.input_id, InputState.PROMOTED, execution)
+            await changing.insert_request(
+                request_id, "ResumeQueue", fingerprint, input_id=sent.input_id if sent is not None else None
+            )
+        self._changed(key)
+        return sent
+
+    async def _repeated(self, changing: Changing, request_id: str, method: str, fingerprint: bytes) -> bool:
+        known = admission.repeated(changing.session, await changing.view(request_id), method, fingerprint)
+        if isinstance(known, admission.Refuse):
+            raise known.error
+        return known is not None
+
+
+def existing(changing: Changing | None, key: Key) -> Changing:
+    """The transaction on a session that exists; raises NotFound otherwise."""
+    if changing is None:
+        raise session_not_found(key)
+    return changing
+
+
+def session_not_found(key: Key) -> HearthError:
+    """The answer about a session that was never made."""
+    return NotFound(
+        "no such session in this project; it is made by its first SendInput",
+        reason="SESSION_NOT_FOUND",
+        resource=("session", str(key), ""),
+    )
+
+
+def content_bytes(content: Sequence[content_pb2.ContentPart]) -> bytes:
+    """Content as a row holds it."""
+    return sessions.Input(content=content).SerializeToString()
+
+
+def content_of(data: bytes) -> Sequence[content_pb2.ContentPart]:
+    """Content from a row."""
+    return sessions.Input.FromString(data).content
+
+
+async def _present(changing: Changing, input_id: str) -> Sent:
+    found = await changing.input(input_id)
+    assert found is not None, "a request names an input that is stored with it"
+    execution = await changing.execution(found.execution_id) if found.execution_id is not None else None
+    return Sent(input_id, found.state, execution, found.rank)
+
+
+def _waiting(found: Input | None, input_id: str) -> None:
+    resource = ("input", input_id, "")
+    if found is None:
+        raise NotFound("no such input in this session", reason="INPUT_NOT_FOUND", resource=resource)
+    if found.state is not InputState.PENDING:
+        what = "was removed" if found.state is InputState.REMOVED else "runs or ran already"
+        raise FailedPrecondition(
+            f"the input {what}; only one that waits can be changed",
+            reason="INPUT_NOT_PENDING",
+            metadata={"state": str(found.state)},
+            resource=resource,
+        )

@@ -1,0 +1,249 @@
+"""The outbox: facts that were committed with what made them true, told to history in their order.
+
+Each session has one line. Its facts go through the producer, in one queue with the output of its runner, so that
+readers see them in the order in which they happened. A fact is forgotten once history has it; telling it again after a
+crash gives the same answer. Endings that the pool itself writes settle their execution here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+from hearth.errors import CallError
+from hearth.history.v1 import history_pb2
+from hearth.types.v1 import event_pb2, session_pb2
+from services.chassis.clock import Clock, derived_id
+from services.chassis.errors import Unavailable
+from services.pool.control import facts
+from services.pool.control.executions import Winner
+from services.pool.log import winner_by
+from services.pool.rows import Key, OutboxRow
+from services.pool.store import Store
+
+logger = logging.getLogger(__name__)
+
+_ROWS = 200
+
+_STORED = frozenset({history_pb2.APPEND_OUTCOME_APPENDED, history_pb2.APPEND_OUTCOME_DUPLICATE})
+_FENCED = frozenset({history_pb2.APPEND_OUTCOME_QUARANTINED, history_pb2.APPEND_OUTCOME_ALREADY_ENDED})
+
+
+class Appender(Protocol):
+    """What the outbox needs of the producer."""
+
+    def append(
+        self, session: session_pb2.SessionKey, event: event_pb2.Event | bytes
+    ) -> asyncio.Future[history_pb2.AppendResult]:
+        """Append behind everything given for the session before."""
+        ...
+
+
+Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[Any]]
+Settle = Callable[[Key, str, Winner], Awaitable[object]]
+
+
+@dataclasses.dataclass(slots=True)
+class _Line:
+    """What is asked of the facts of one session: `wanted` counts the calls, `told` how many of them are answered."""
+
+    wanted: int = 0
+    told: int = 0
+    waiting: list[tuple[int, asyncio.Future[None]]] = dataclasses.field(default_factory=list)
+    task: asyncio.Task[Any] | None = None
+
+
+class Outbox:
+    """Tells facts. `settle` closes an execution by its ending; `spawn` runs a task that outlives its caller."""
+
+    def __init__(self, store: Store, producer: Appender, clock: Clock, *, settle: Settle, spawn: Spawn) -> None:
+        self._store = store
+        self._producer = producer
+        self._clock = clock
+        self._settle = settle
+        self._spawn = spawn
+        self._lines: dict[Key, _Line] = {}
+
+    def wake(self, key: Key) -> None:
+        """Tell the facts of a session soon; nobody waits for it."""
+        self._ask(key)
+
+    def told(self, key: Key) -> asyncio.Future[None]:
+        """Done when history has answered every fact of a session that was committed before the call.
+
+        That may take as long as history is away. Fails with `Unavailable` when the facts wait for another attempt. Who
+        does not care may drop it.
+        """
+        line = self._ask(key)
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        line.waiting.append((line.wanted, told))
+        return told
+
+    def _ask(self, key: Key) -> _Line:
+        line = self._lines.setdefault(key, _Line())
+        line.wanted += 1
+        if line.task is None:
+            line.task = self._spawn(f"outbox {key}", self._run(key, line))
+        return line
+
+    async def _run(self, key: Key, line: _Line) -> None:
+        try:
+            while line.told < line.wanted:
+                wanted = line.wanted
+                told = await self._tell(key)
+                line.told = wanted
+                _answer(line, None)
+                await self._forget(key, told)
+        except Exception as error:  # noqa: BLE001 - whoever waits gets it, the rows stay, and a sweep tries again
+            logger.warning("facts wait", extra={"session": str(key), "cause": f"{type(error).__name__}: {error}"})
+            line.told = line.wanted
+            _answer(line, error)
+        finally:
+            line.task = None
+            if line.told < line.wanted:
+                _answer(line, Unavailable("this process is shutting down", reason="SHUTTING_DOWN"))
+            del self._lines[key]
+
+    async def _tell(self, key: Key) -> list[tuple[int, int]]:
+        """Tell everything that waits; (number, sequence) of what history has now."""
+        told: list[tuple[int, int]] = []
+        while True:
+            rows = [row for row in await self._store.outbox(key, _ROWS + len(told)) if row.number not in dict(told)]
+            if not rows:
+                return told
+            answers = await self._append(key, rows)
+            again = len(rows) >= _ROWS
+            for row, answer in zip(rows, answers, strict=True):
+                outcome = await self._take(key, row, answer)
+                if outcome is None:
+                    again = True
+                else:
+                    told.append((row.number, outcome))
+            if not again:
+                return told
+
+    async def _append(self, key: Key, rows: Sequence[OutboxRow]) -> list[history_pb2.AppendResult]:
+        session = key.message()
+        futures: list[asyncio.Future[history_pb2.AppendResult]] = []
+        for row in rows:
+            future = self._producer.append(session, row.event)
+            futures.append(future)
+            if future.done() and future.exception() is not None:
+                # What comes behind it must not overtake it.
+                break
+        answers: list[history_pb2.AppendResult] = []
+        for future in futures:
+            try:
+                answers.append(await asyncio.shield(future))
+            except CallError as error:
+                if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
+                    raise Unavailable(error.message, reason=error.reason or "DEPENDENCY_UNAVAILABLE") from error
+                answers.append(
+                    history_pb2.AppendResult(outcome=history_pb2.APPEND_OUTCOME_INVALID, reason=error.reason)
+                )
+        if len(answers) < len(rows):
+            # The last one is the refused one; the others follow in the next pass.
+            unsent = history_pb2.AppendResult(outcome=history_pb2.APPEND_OUTCOME_SET_ABORTED)
+            answers += [unsent] * (len(rows) - len(answers))
+        return answers
+
+    async def _take(self, key: Key, row: OutboxRow, answer: history_pb2.AppendResult) -> int | None:
+        """Act on an answer: a sequence (0 for none) when the row is done with, None when it is to be told again."""
+        ended = row.transition == facts.ENDED
+        if row.execution_id is not None and (ended or answer.HasField("winner")):
+            winner = winner_by(answer, event_pb2.Event.FromString(row.event))
+            if winner is not None:
+                await self._settle(key, row.execution_id, winner)
+                return answer.sequence
+        stored = answer.outcome in _STORED
+        if stored and answer.sequence:
+            return answer.sequence
+        if row.transition and (stored or answer.outcome in _FENCED):
+            return None if await self._step_over(key, row, answer.current_epoch) else 0
+        if ended and answer.outcome == history_pb2.APPEND_OUTCOME_RETRY:
+            reason = f"{answer.missing} events of the run are not in the log"
+            event = facts.with_incomplete_manifest(row.event, reason)
+            await self._store.rewrite_fact(key, row.number, row.event_id, event)
+        elif answer.outcome != history_pb2.APPEND_OUTCOME_SET_ABORTED:
+            await self._refuse(key, row, answer)
+        return None
+
+    async def _step_over(self, key: Key, row: OutboxRow, current_epoch: int) -> bool:
+        """History is ahead of the pool, as after a restored database: say it again under an epoch above both.
+
+        Only if the row is still what the pool stands on; False when somebody else went on with the execution.
+        """
+        event = event_pb2.Event.FromString(row.event)
+        async with self._store.changing(key) as changing:
+            execution = await changing.execution(event.execution_id) if changing is not None else None
+            if changing is None or execution is None or execution.outcome is not None:
+                return False
+            if row.transition == facts.ENDED and execution.ending_event_id != row.event_id:
+                return False
+            if row.transition == facts.STARTED and execution.epoch != event.epoch:
+                return False
+            changing.change(epoch=max(changing.session.epoch, current_epoch) + 1)
+            event.epoch = changing.session.epoch
+            event.event_id = derived_id("execution", event.execution_id, event.type, str(event.epoch))
+            await changing.step(
+                event.execution_id, event.event_id if row.transition == facts.ENDED else None, event.epoch
+            )
+            await changing.rewrite_fact(row.number, event.event_id, event.SerializeToString())
+        logger.error(
+            "history is ahead of the pool, stepped over it",
+            extra={"session": str(key), "execution": event.execution_id, "epoch": event.epoch, "seen": current_epoch},
+        )
+        return True
+
+    async def _refuse(self, key: Key, row: OutboxRow, answer: history_pb2.AppendResult) -> None:
+        """History will never take this row: mark it, say that something is missing, and let nothing hang on it."""
+        reason = answer.reason or history_pb2.AppendOutcome.Name(answer.outcome)
+        event = event_pb2.Event.FromString(row.event)
+        logger.error(
+            "fact refused for good",
+            extra={
+                "session": str(key),
+                "number": row.number,
+                "type": event.type,
+                "reason": reason,
+                "problems": [f"{problem.field}: {problem.description}" for problem in answer.problems],
+            },
+        )
+        async with self._store.changing(key) as changing:
+            if changing is not None:
+                await changing.refuse_fact(row.number, reason)
+                if not event.HasField("history_incomplete"):
+                    why = f"history refused an event of type {event.type}"
+                    changing.tell(facts.history_incomplete(row.event_id, why, self._clock.now()))
+        if row.execution_id is None:
+            return
+        if row.transition == facts.STARTED:
+            code = "HISTORY_UNAVAILABLE"
+            await self._settle(key, row.execution_id, Winner(row.event_id, "execution.failed", event.epoch, 0, code))
+        elif row.transition == facts.ENDED:
+            code = event.execution_failed.code
+            await self._settle(key, row.execution_id, Winner(row.event_id, event.type, event.epoch, 0, code))
+
+    async def _forget(self, key: Key, told: Sequence[tuple[int, int]]) -> None:
+        if told:
+            numbers = [number for number, _ in told]
+            await self._store.acknowledge(key, numbers, max(sequence for _, sequence in told))
+
+
+def _answer(line: _Line, error: Exception | None) -> None:
+    waiting, line.waiting = line.waiting, []
+    for wanted, future in waiting:
+        if future.done():
+            continue
+        if error is not None:
+            future.set_exception(error)
+            future.exception()
+        elif wanted <= line.told:
+            future.set_result(None)
+        else:
+            line.waiting.append((wanted, future))

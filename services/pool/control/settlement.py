@@ -1,0 +1,97 @@
+"""Settlement: the one transaction that closes an execution by the ending that history took, whoever wrote it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from services.pool.control.executions import Queue, Winner, finished_by, settlement
+from services.pool.control.inputs import Starts
+from services.pool.log import Log
+from services.pool.rows import Execution, Key, Outcome
+from services.pool.store import Changed, Store
+
+logger = logging.getLogger(__name__)
+
+# What a Send that finds the session busy waits for history, in seconds; history away counts as busy.
+_ASK_SECONDS = 0.2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settled:
+    """An execution after its settlement. `first`: this call closed it. `promoted`: what the ending started."""
+
+    outcome: Outcome
+    first: bool
+    promoted: Execution | None = None
+
+
+class Settlement:
+    """Closes executions. `changed` hears of each commit."""
+
+    def __init__(self, store: Store, starts: Starts, log: Log, *, changed: Changed) -> None:
+        self._store = store
+        self._starts = starts
+        self._log = log
+        self._changed = changed
+
+    async def settle(self, key: Key, execution_id: str, winner: Winner) -> Settled | None:
+        """Close an execution by its ending; repeating it changes nothing. None when the session is gone.
+
+        In one transaction: the execution, its open commands, what stands for the next turn, and the promotion of
+        exactly one input, or a paused queue.
+        """
+        code = winner.code
+        if winner.outcome is Outcome.FAILED and not code and winner.sequence:
+            code = await self._log.failure_code(key, winner)
+        async with self._store.changing(key) as changing:
+            if changing is None:
+                return None
+            plan = settlement(winner.outcome, queue_paused=changing.session.queue_paused)
+            ended = await changing.settle(
+                execution_id,
+                winner.outcome,
+                code if winner.outcome is Outcome.FAILED else "",
+                winner.sequence,
+                plan.cancel,
+            )
+            if ended is None:
+                before = await changing.execution(execution_id)
+                return Settled(before.outcome or winner.outcome, first=False) if before is not None else None
+            now = changing.session
+            standing = (now.harness_agent, now.harness_session_id)
+            changing.ended(
+                execution_id,
+                finished_by(
+                    winner.outcome,
+                    prompted=(ended.agent or "", ended.harness_session_id or "") if ended.started_at else None,
+                    before=(standing[0], standing[1]) if standing[0] and standing[1] else None,
+                ),
+            )
+            promoted = None
+            if plan.queue is Queue.PAUSE:
+                changing.change(queue_paused=True)
+            elif plan.queue is Queue.PROMOTE:
+                for head in await changing.queue():
+                    promoted = await self._starts.promote(changing, head)
+        logger.info(
+            "execution settled",
+            extra={
+                "session": str(key),
+                "execution": execution_id,
+                "outcome": str(winner.outcome),
+                "code": code,
+                "sequence": winner.sequence,
+                "promoted": promoted.execution_id if promoted is not None else None,
+            },
+        )
+        self._changed(key)
+        return Settled(winner.outcome, first=True, promoted=promoted)
+
+    async def settle_ended(self, key: Key, execution_id: str) -> bool:
+        """Settle an execution if history says that it has ended; whether it has."""
+        winner = await self._log.ending(key, execution_id, timeout=_ASK_SECONDS)
+        if winner is None:
+            return False
+        await self.settle(key, execution_id, winner)
+        return True

@@ -1,0 +1,100 @@
+"""What nobody did in time: found in the rows every second, and done by whoever finds it.
+
+Every commit wakes the driver at once; these reads are for what a crash, a lost wake or another process left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
+
+from services.chassis.errors import HearthError
+from services.pool.control.outbox import Outbox
+from services.pool.rows import Execution, Key
+from services.pool.store import Changed, Store
+
+logger = logging.getLogger(__name__)
+
+EVERY = 1.0
+_BATCH = 500
+# Facts of sessions that nobody drives are told by whoever committed them; that late, they were not.
+_OVERDUE = 5.0
+# An execution that is ours by its row and that no turn of ours runs, seen so many times in a row.
+_ORPHANED_AFTER = 10
+_PURGES = 10
+
+
+class Drives(Protocol):
+    """Who knows what is being driven here."""
+
+    @property
+    def driving(self) -> Iterable[Key]:
+        """Sessions with a turn under way."""
+        ...
+
+    def drives(self, key: Key, execution_id: str) -> bool:
+        """Whether a turn of this execution is under way."""
+        ...
+
+
+class Sweeps:
+    """Each `look` finds it all. `wake` looks at a session, `take_over` takes what its driver forgot, `purge` finishes
+    a deletion."""
+
+    def __init__(
+        self,
+        store: Store,
+        outbox: Outbox,
+        driver: Drives,
+        holder: str,
+        *,
+        wake: Changed,
+        take_over: Callable[[Execution], Awaitable[object]],
+        purge: Callable[[Key, int], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._outbox = outbox
+        self._driver = driver
+        self._holder = holder
+        self._wake = wake
+        self._take_over = take_over
+        self._purge = purge
+        self._orphaned: dict[str, int] = {}
+
+    async def look(self) -> None:
+        """One look at everything."""
+        for key in await self._store.waiting_work(_BATCH):
+            self._wake(key)
+        await self._store.return_commands()
+        driven = set(self._driver.driving)
+        for key in await self._store.outbox_overdue(_OVERDUE, _BATCH):
+            if key not in driven:
+                self._outbox.wake(key)
+        await self._repair()
+        for key, epoch in await self._store.to_purge(_PURGES):
+            await self._finish_deletion(key, epoch)
+
+    async def _repair(self) -> None:
+        """Executions of ours that no turn of ours runs: their turn ended without settling them."""
+        seen: dict[str, int] = {}
+        for execution in await self._store.driven_by(self._holder):
+            if self._driver.drives(execution.key, execution.execution_id):
+                continue
+            times = self._orphaned.get(execution.execution_id, 0) + 1
+            if times < _ORPHANED_AFTER:
+                seen[execution.execution_id] = times
+                continue
+            logger.error(
+                "execution without a turn", extra={"session": str(execution.key), "execution": execution.execution_id}
+            )
+            await self._take_over(execution)
+        self._orphaned = seen
+
+    async def _finish_deletion(self, key: Key, epoch: int) -> None:
+        try:
+            async with asyncio.timeout(30.0):
+                await self._purge(key, epoch)
+        except (HearthError, TimeoutError) as error:
+            logger.warning("deletion is put off", extra={"session": str(key), "cause": str(error)})

@@ -1,0 +1,1 @@
+"""The schema `pool`, revision by revision."""

@@ -1,0 +1,280 @@
+"""What a request may say: every field checked, the wrong one named, before anything is looked up or written."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import ipaddress
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from hearth.sandbox.v1 import sandbox_pb2
+from hearth.session.v1 import session_pb2 as sessions
+from hearth.session.v1 import session_service_pb2 as calls
+from hearth.types.v1 import content_pb2
+from hearth.types.v1 import session_pb2 as types
+from services.chassis import fields
+from services.chassis.auth import require_project
+from services.chassis.errors import InvalidArgument, Unimplemented, invalid
+from services.chassis.fields import Violations
+from services.pool.control import gates
+from services.pool.control.admission import OnBusy
+from services.pool.control.commands import Aim
+from services.pool.rows import Key
+
+MAX_PARTS = 64
+# The message becomes an event, which may have 1 MiB with everything around the content.
+MAX_CONTENT_BYTES = 1024 * 1024 - 4096
+MAX_TEXT_BYTES = 256 * 1024
+MAX_MEDIA_BYTES = 1024 * 1024
+MAX_INSTRUCTIONS_BYTES = 256 * 1024
+MAX_SPEC_BYTES = 1024 * 1024
+MAX_TRANSCRIPT_ENTRIES = 10_000
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Known:
+    """What a spec may name."""
+
+    agents: frozenset[str]
+    providers: frozenset[str]
+
+
+def key_of(session: types.SessionKey) -> Key:
+    """The session of a request, which the caller may touch."""
+    key = Key(*fields.session_key(session.project, session.session))
+    require_project(key.project)
+    return key
+
+
+def project_of(project: str) -> str:
+    """The project of a request, which the caller may touch."""
+    checked = fields.key_part("project", project)
+    require_project(checked)
+    return checked
+
+
+def fingerprint(request: Message) -> bytes:
+    """SHA-256 of a request without its id: two requests with one id must have the same."""
+    bare = type(request)()
+    bare.CopyFrom(request)
+    bare.ClearField("request_id")
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).digest()
+
+
+def check_content(field: str, content: Sequence[content_pb2.ContentPart]) -> None:
+    """A message of a user: 1 to 64 parts with something in them, at most 1 MiB."""
+    if not 1 <= len(content) <= MAX_PARTS:
+        raise invalid(field, f"must have 1 to {MAX_PARTS} parts, it has {len(content)}")
+    size = sum(part.ByteSize() for part in content)
+    if size > MAX_CONTENT_BYTES:
+        text = f"must be at most {MAX_CONTENT_BYTES} bytes, it has {size}; put large files into the workspace"
+        raise invalid(field, text, reason="TOO_LARGE")
+    checks = Violations()
+    for index, part in enumerate(content):
+        _check_part(checks, f"{field}[{index}]", part)
+    checks.raise_if_any()
+    if not any(part.WhichOneof("part") != "text" or part.text.text.strip() for part in content):
+        raise invalid(field, "must hold something besides white space")
+
+
+def _check_part(checks: Violations, path: str, part: content_pb2.ContentPart) -> None:
+    match part.WhichOneof("part"):
+        case "text":
+            _check_text(checks, f"{path}.text.text", part.text.text, MAX_TEXT_BYTES)
+        case "resource_link":
+            link = part.resource_link
+            if not link.uri:
+                checks.add(f"{path}.resource_link.uri", "must not be empty")
+            for name, value in (("uri", link.uri), ("name", link.name), ("media_type", link.media_type)):
+                _check_text(checks, f"{path}.resource_link.{name}", value, 8 * 1024)
+        case "attachment":
+            raise not_built(
+                f"{path}.attachment", "attachments", "put the file into the workspace, or send it as inline_media"
+            )
+        case "inline_media":
+            media = part.inline_media
+            if not media.media_type or not media.data:
+                checks.add(f"{path}.inline_media", "must have a media_type and data")
+            _check_text(checks, f"{path}.inline_media.media_type", media.media_type, 255)
+            if len(media.data) > MAX_MEDIA_BYTES:
+                text = f"must be at most {MAX_MEDIA_BYTES} bytes"
+                checks.add(f"{path}.inline_media.data", text, reason="TOO_LARGE")
+        case _:
+            checks.add(path, "must have a part set that this version knows")
+
+
+def _check_text(checks: Violations, field: str, value: str, most: int) -> None:
+    if "\0" in value:
+        checks.add(field, "must not hold NUL characters")
+    size = len(value.encode())
+    if size > most:
+        checks.add(field, f"must be at most {most} bytes, it has {size}", reason="TOO_LARGE")
+
+
+def check_spec(spec: sessions.SessionSpec, known: Known) -> None:
+    """A spec that can be applied; `ask` and credentials are refused until they are built."""
+    _check_built(spec)
+    size = spec.ByteSize()
+    if size > MAX_SPEC_BYTES:
+        raise invalid("spec", f"must be at most {MAX_SPEC_BYTES} bytes, it has {size}", reason="TOO_LARGE")
+    checks = Violations()
+    if spec.agent and spec.agent not in known.agents:
+        text = f"{spec.agent!r} is not in HEARTH_AGENTS; known are {', '.join(sorted(known.agents))}"
+        checks.add("spec.agent", text, reason="UNKNOWN_AGENT")
+    _check_text(checks, "spec.model", spec.model, 255)
+    _check_text(checks, "spec.instructions", spec.instructions, MAX_INSTRUCTIONS_BYTES)
+    for index, capability in enumerate(spec.model_capabilities):
+        _check_text(checks, f"spec.model_capabilities[{index}]", capability, 255)
+    _check_servers(checks, spec.mcp_servers)
+    for index, rule in enumerate(spec.permissions.rules):
+        if not rule.tool or rule.tool.count("*") > rule.tool.endswith("*"):
+            checks.add(f"spec.permissions.rules[{index}].tool", "must be a name, with `*` at its end at most")
+        _check_enum(checks, f"spec.permissions.rules[{index}].action", sessions.PermissionAction, rule.action)
+    _check_enum(checks, "spec.permissions.default_action", sessions.PermissionAction, spec.permissions.default_action)
+    _check_sandbox(checks, spec.sandbox, known)
+    for name in ("turn", "idle", "first_response", "tool_call"):
+        if spec.limits.HasField(name) and getattr(spec.limits, name).ToNanoseconds() <= 0:
+            checks.add(f"spec.limits.{name}", "must be longer than nothing")
+    checks.raise_if_any()
+
+
+def _check_built(spec: sessions.SessionSpec) -> None:
+    asking = gates.asking_fields(spec.permissions, "spec.permissions")
+    if asking:
+        raise not_built(asking[0], "asking people for permission", "use ALLOW or DENY")
+    bound = [("spec.credentials", spec.credentials)]
+    for index, server in enumerate(spec.mcp_servers):
+        path = f"spec.mcp_servers[{index}]"
+        bound += [(f"{path}.stdio.credentials", server.stdio.credentials)]
+        bound += [(f"{path}.http.credentials", server.http.credentials)]
+    for field, bindings in bound:
+        if bindings:
+            raise not_built(field, "credentials", "set the variables of the agent in HEARTH_AGENTS")
+
+
+def _check_servers(checks: Violations, servers: Iterable[sessions.McpServer]) -> None:
+    names: set[str] = set()
+    for index, server in enumerate(servers):
+        path = f"spec.mcp_servers[{index}]"
+        if not _NAME.fullmatch(server.name):
+            checks.add(f"{path}.name", "must be 1 to 128 characters of A-Z a-z 0-9 _ . -")
+        elif server.name in names:
+            checks.add(f"{path}.name", "must be unique in the spec")
+        names.add(server.name)
+        match server.WhichOneof("transport"):
+            case "stdio":
+                if not server.stdio.command or not server.stdio.command[0]:
+                    checks.add(f"{path}.stdio.command", "must name a program")
+                _check_variables(checks, f"{path}.stdio.env", server.stdio.env.items())
+            case "http":
+                if not server.http.url.startswith(("http://", "https://")):
+                    checks.add(f"{path}.http.url", "must start with http:// or https://")
+            case _:
+                checks.add(path, "must have stdio or http set")
+
+
+def _check_sandbox(checks: Violations, sandbox: sandbox_pb2.SandboxSpec, known: Known) -> None:
+    if sandbox.provider and sandbox.provider not in known.providers:
+        text = f"{sandbox.provider!r} is not switched on; on are {', '.join(sorted(known.providers))}"
+        checks.add("spec.sandbox.provider", text, reason="UNKNOWN_PROVIDER")
+    if sandbox.agent:
+        checks.add("spec.sandbox.agent", "must be empty: it follows from spec.agent")
+    if sandbox.secrets:
+        checks.add("spec.sandbox.secrets", "must be empty: they follow from spec.credentials")
+    if sandbox.snapshot and sandbox.image:
+        checks.add("spec.sandbox.image", "must be empty together with snapshot")
+    _check_variables(checks, "spec.sandbox.env", sandbox.env.items())
+    _check_enum(checks, "spec.sandbox.network.mode", sandbox_pb2.NetworkMode, sandbox.network.mode)
+    for index, address in enumerate(sandbox.network.allow):
+        try:
+            ipaddress.ip_network(address.strip(), strict=False)
+        except ValueError:
+            checks.add(f"spec.sandbox.network.allow[{index}]", "must be an address in CIDR form")
+
+
+def _check_variables(checks: Violations, path: str, variables: Iterable[tuple[str, str]]) -> None:
+    for name, value in sorted(variables):
+        if not _VARIABLE.fullmatch(name):
+            checks.add(path, f"{name!r} is no name of an environment variable")
+        _check_text(checks, f"{path}[{name}]", value, 128 * 1024)
+
+
+def _check_enum(checks: Violations, field: str, kind: object, value: int) -> None:
+    if value not in kind.values():  # type: ignore[attr-defined]
+        checks.add(field, "is not a value that this version knows")
+
+
+def check_transcript(expected: sessions.ExpectedTranscript) -> None:
+    """What a caller believes the conversation to be."""
+    if len(expected.entries) > MAX_TRANSCRIPT_ENTRIES:
+        raise invalid("expected_transcript.entries", f"must have at most {MAX_TRANSCRIPT_ENTRIES} entries")
+    checks = Violations()
+    for index, entry in enumerate(expected.entries):
+        if entry.WhichOneof("entry") is None:
+            checks.add(f"expected_transcript.entries[{index}]", "must be a user_message or a tool_call_id")
+    checks.raise_if_any()
+
+
+def on_busy_of(value: sessions.OnBusy.ValueType) -> OnBusy:
+    """What the sender of an input wants when an execution is under way."""
+    match value:
+        case sessions.ON_BUSY_UNSPECIFIED | sessions.ON_BUSY_QUEUE:
+            return OnBusy.QUEUE
+        case sessions.ON_BUSY_REJECT:
+            return OnBusy.REJECT
+        case sessions.ON_BUSY_STEER:
+            raise not_built("on_busy", "steering", "call StopExecution, then SendInput")
+        case _:
+            raise invalid("on_busy", "is not a value that this version knows")
+
+
+def aim_of(request: calls.StopExecutionRequest) -> Aim:
+    """Which execution a Stop means."""
+    if request.execution_id:
+        return Aim(execution_id=fields.uuid_text("execution_id", request.execution_id))
+    if request.seen_epoch < 1:
+        raise InvalidArgument(
+            "execution_id: must be set, or seen_epoch: a Stop says which execution it can have meant",
+            reason="INVALID_FIELD",
+            field_violations=(
+                ("execution_id", "must be set where seen_epoch is not"),
+                ("seen_epoch", "must be set where execution_id is not"),
+            ),
+        )
+    return Aim(seen_epoch=fields.number("seen_epoch", request.seen_epoch))
+
+
+def page_token(value: str, *kinds: type) -> list[Any] | None:
+    """The values of a token that `next_page_token` made; None for an empty one."""
+    if not value:
+        return None
+    try:
+        found: object = json.loads(base64.urlsafe_b64decode(value.encode()))
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or [type(one) for one in found] != list(kinds):
+        raise invalid("page_token", "must be a next_page_token of this call, or empty")
+    return found
+
+
+def next_page_token(*values: object) -> str:
+    """A token for the page that begins after `values`."""
+    return base64.urlsafe_b64encode(json.dumps(values, separators=(",", ":")).encode()).decode()
+
+
+def not_built(field: str, what: str, instead: str) -> Unimplemented:
+    """The refusal of what the contract has and this version does not."""
+    return Unimplemented(
+        f"{field}: {what} is not built in this version; {instead}",
+        reason="NOT_IMPLEMENTED",
+        field_violations=((field, f"{what} is not built in this version; {instead}"),),
+    )

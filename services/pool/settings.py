@@ -1,0 +1,94 @@
+"""Settings of the pool process."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import NoDecode
+
+from services.chassis.settings import PostgresSettings
+from services.pool.control.gates import Policy
+from services.pool.turns.limits import TurnLimits
+
+# Always there, so that a fresh installation can hold a conversation.
+BUILT_IN_AGENT = "scripted"
+
+
+class PoolSettings(PostgresSettings):
+    """What the pool reads besides the chassis. Durations are seconds."""
+
+    listen: str = Field(default="127.0.0.1:7400", description="host:port to bind; port 0 takes a free one")
+
+    agents: Annotated[dict[str, Any], NoDecode] = Field(
+        default_factory=dict, repr=False, description="JSON object: agents by name, as the sandbox service has them"
+    )
+    default_agent: str = Field(default=BUILT_IN_AGENT, description="agent of a spec that names none")
+    providers: Annotated[list[str], NoDecode] = Field(
+        default=["local"], description="providers that a spec may name, separated by commas, as the sandbox service has"
+    )
+    default_provider: str = Field(default="local", description="provider of a spec that names none")
+    default_permission: Literal["allow", "deny"] = Field(
+        default="deny", description="answer to an agent that asks for leave where the spec does not say"
+    )
+
+    pool_entries: int = Field(default=1_000, ge=1, description="live agent sessions of this process, at most")
+    local_warm_window: float = Field(default=60.0, ge=0, description="how long an idle local one is kept; 0 = not")
+    daytona_warm_window: float = Field(default=120.0, ge=0, description="the same on Daytona")
+    stop_window: float = Field(default=600.0, ge=0, description="how long one is kept after a Stop of its user")
+    queue_cap: int = Field(default=100, ge=1, description="inputs that may wait in one session")
+
+    turn_limit: float = Field(default=7200.0, gt=0, description="a whole turn")
+    idle_limit: float = Field(default=1800.0, gt=0, description="silence within a turn")
+    first_response_limit: float = Field(default=120.0, gt=0, description="until the first output of a turn")
+    tool_call_limit: float = Field(default=1800.0, gt=0, description="one tool call")
+    open_timeout: float = Field(default=60.0, gt=0, description="until an agent has opened its session")
+    cancel_timeout: float = Field(default=5.0, gt=0, description="until an agent has answered a Stop")
+    history_patience: float = Field(default=600.0, gt=0, description="how long a turn waits to start without history")
+
+    @field_validator("providers", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("agents", mode="before")
+    @classmethod
+    def _parse(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            parsed: object = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"is not JSON: {error}") from None
+        if not isinstance(parsed, dict):
+            raise ValueError("must be a JSON object of agents by name")
+        return parsed
+
+    @model_validator(mode="after")
+    def _defaults_known(self) -> PoolSettings:
+        if self.default_agent not in self.agent_names:
+            known = ", ".join(sorted(self.agent_names))
+            raise ValueError(f"HEARTH_DEFAULT_AGENT={self.default_agent} is not in HEARTH_AGENTS; known are {known}")
+        if self.default_provider not in self.providers:
+            raise ValueError(f"HEARTH_DEFAULT_PROVIDER={self.default_provider} is not among HEARTH_PROVIDERS")
+        return self
+
+    @property
+    def agent_names(self) -> frozenset[str]:
+        """Every agent that a spec may name."""
+        return frozenset({BUILT_IN_AGENT, *self.agents})
+
+    @property
+    def permission(self) -> Policy:
+        """The default answer to an agent that asks."""
+        return Policy(self.default_permission)
+
+    @property
+    def limits(self) -> TurnLimits:
+        """The limits of a turn whose spec sets none."""
+        return TurnLimits(self.turn_limit, self.idle_limit, self.first_response_limit, self.tool_call_limit).clamped()
+
+    def warm_window(self, provider: str) -> float:
+        """How long an idle entry is kept on a provider."""
+        return {"local": self.local_warm_window, "daytona": self.daytona_warm_window}.get(provider, 0.0)

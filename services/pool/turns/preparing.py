@@ -1,0 +1,262 @@
+"""From an execution to an agent that can be asked: the sandbox, and the live session in it or a new one.
+
+A live session is used only where everything about it is known to fit. Whatever does not fit closes it first, and costs
+a cold start, never the turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from hearth.sandbox.v1 import sandbox_pb2
+from hearth.session.v1 import session_pb2 as sessions
+from hearth.types.v1 import event_pb2
+from services.chassis import telemetry
+from services.chassis.errors import FailedPrecondition, HearthError
+from services.pool.harness.port import HarnessError, HarnessSession, OpenRequest
+from services.pool.rows import Claim
+from services.pool.store import PickedUp
+from services.pool.turns import leftovers
+from services.pool.turns.room import Fenced, TurnFailed, TurnRoom
+from services.pool.turns.sandboxes import Acquired
+from services.pool.turns.stages import Stages
+from services.pool.warm import fingerprints
+from services.pool.warm.entries import Entry, Live
+from services.pool.warm.transcripts import Transcript
+
+logger = logging.getLogger(__name__)
+
+_LOG_RETRY_SECONDS = 1.0
+
+_T = TypeVar("_T")
+
+# What says nothing about the session that was to be loaded: opening a new one instead would only fail again.
+_NOT_OF_THE_SESSION = frozenset({"AGENT_START_FAILED", "AGENT_OPEN_TIMEOUT", "DAEMON_UNREACHABLE"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why a live session cannot take the turn, in one word, and why its sandbox is given back."""
+
+    word: str
+    reason: sandbox_pb2.ReleaseReason.ValueType
+
+
+_CONFIG = Misfit("config", sandbox_pb2.RELEASE_REASON_SESSION_INCOMPATIBLE)
+_CONTINUITY = Misfit("continuity", sandbox_pb2.RELEASE_REASON_CONTINUITY_INVALID)
+_HISTORY = Misfit("history", sandbox_pb2.RELEASE_REASON_CONTINUITY_INVALID)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ready:
+    """An agent that can be asked. `how` is `warm`, `restarted` or `cold`; `transcript` is for it to read first."""
+
+    entry: Entry
+    live: Live
+    how: str
+    transcript: str
+
+    @property
+    def continued(self) -> bool:
+        """Whether it is a session that was kept."""
+        return self.how == "warm"
+
+
+class Preparation:
+    """Gets the agent of one execution ready. `entry` is the seat in use, for whoever has to clean up after it."""
+
+    def __init__(self, room: TurnRoom, picked: PickedUp, stages: Stages, lost: Callable[[Entry, bool], None]) -> None:
+        """`lost(entry, fenced)` is called when the claim of its sandbox does not stand any more."""
+        self._room = room
+        self._lost = lost
+        self._picked = picked
+        self._stages = stages
+        self._key = picked.execution.key
+        self.spec = sessions.SessionSpec.FromString(picked.spec)
+        self.agent = self.spec.agent or room.settings.default_agent
+        self.provider = self.spec.sandbox.provider or room.settings.default_provider
+        self.sandbox_id = ""
+        self.entry: Entry | None = None
+        self._gives_up_at = room.clock.monotonic() + room.settings.history_patience
+        self._load = picked.finished_session_id if picked.finished_agent == self.agent else None
+
+    async def prepare(self, attempt: int) -> Ready:
+        """An agent that can be asked, under the claim of this attempt (from 1).
+
+        Raises `TurnFailed`, and `Fenced` when a higher claim exists.
+        """
+        claim = Claim(self._picked.execution.epoch, attempt)
+        if attempt == 1:
+            await self._take_what_is_kept()
+        if self.entry is None:
+            self.entry = await self._room.entries.reserve(self._key, claim)
+        entry = self.entry
+        # Before the call: whoever cleans up after a call that was cut off closes this claim.
+        entry.claim = claim
+        acquired = await self._acquire(entry, claim)
+        live = entry.live
+        if live is not None:
+            same = acquired.how == "attached" and live.sandbox_id == acquired.sandbox_id
+            if same and live.token == acquired.endpoint.token:
+                with self._stages.stage("open") as stage:
+                    stage.how = "continue"
+                return Ready(entry, live, "warm", "")
+            # Another daemon, or another sandbox: what we knew is gone, and nothing of it may be touched.
+            self._room.stats.missed("instance")
+            entry.live = None
+            with suppress(HarnessError):
+                await live.harness.park()
+        return await self._open(entry, acquired)
+
+    async def _take_what_is_kept(self) -> None:
+        entry = self._room.entries.checkout(self._key)
+        if entry is None:
+            return
+        self.entry = entry
+        misfit = await self._misfit(entry)
+        if misfit is not None:
+            self._room.stats.missed(misfit.word)
+            logger.info("live session does not fit", extra={"session": str(self._key), "why": misfit.word})
+            await self._room.entries.close(entry, misfit.reason)
+            self.entry = None
+
+    async def _misfit(self, entry: Entry) -> Misfit | None:
+        live = entry.live
+        assert live is not None, "an idle entry is a live one"
+        if live.spec != self._picked.spec and live.fingerprint != self._config():
+            return _CONFIG
+        if live.last_execution_id != self._picked.ended_execution_id:
+            return _CONTINUITY
+        expected = self._picked.expected_transcript
+        if expected is not None and not fingerprints.meets(await self._conversation(), expected):
+            # The agent's own record is of the same conversation; the log is what readers see.
+            self._load = None
+            return _HISTORY
+        return None
+
+    def _config(self) -> str:
+        return fingerprints.config_fingerprint(self.spec, default_agent=self._room.settings.default_agent)
+
+    async def _acquire(self, entry: Entry, claim: Claim) -> Acquired:
+        wanted = sandbox_pb2.SandboxSpec()
+        wanted.CopyFrom(self.spec.sandbox)
+        wanted.agent = self.agent
+        try:
+            with self._stages.stage("acquire") as stage:
+                acquired = await self._room.sandboxes.acquire(self._key, claim, wanted)
+                stage.how = acquired.how
+        except FailedPrecondition as error:
+            if error.reason == "FENCED":
+                raise Fenced(int(error.metadata.get("epoch", "0"))) from error
+            raise TurnFailed(error.reason, error.message, retryable=False) from error
+        except HearthError as error:
+            raise TurnFailed(_failed_run(error.reason), error.message) from error
+        self.sandbox_id = acquired.sandbox_id
+        self._room.sandboxes.hold(self._key, claim, sandbox_pb2.TENURE_ACTIVE, lambda fenced: self._lost(entry, fenced))
+        return acquired
+
+    async def _open(self, entry: Entry, acquired: Acquired) -> Ready:
+        with self._stages.stage("open") as stage:
+            harness = await self._open_session(entry, acquired)
+            stage.how = "load" if harness.loaded else "new"
+        entry.live = live = Live(
+            harness,
+            acquired.sandbox_id,
+            acquired.endpoint.token,
+            agent=self.agent,
+            provider=self.provider,
+            spec=self._picked.spec,
+            fingerprint=self._config(),
+        )
+        transcript = ""
+        if not harness.loaded and self._picked.ended_execution_id is not None:
+            transcript = await self._transcript()
+        live.processes = await leftovers.own_processes(harness)
+        return Ready(entry, live, "restarted" if acquired.how == "restarted" else "cold", transcript)
+
+    async def _open_session(self, entry: Entry, acquired: Acquired) -> HarnessSession:
+        request = OpenRequest(
+            server_id=entry.entry_id,
+            agent=self.agent,
+            workspace=acquired.workspace,
+            load_session_id=self._load,
+            mcp_servers=mcp_servers(self.spec),
+            instructions=self.spec.instructions,
+            model=self.spec.model,
+            timeout=self._room.settings.open_timeout,
+            trace_context=trace_context(),
+        )
+        try:
+            return await self._room.harness.open(acquired.endpoint, request)
+        except HarnessError as error:
+            if request.load_session_id is None or error.fenced or error.reason in _NOT_OF_THE_SESSION:
+                raise TurnFailed(error.reason, str(error)) from error
+            logger.warning(
+                "session was not loaded, a new one is opened",
+                extra={"session": str(self._key), "reason": error.reason},
+            )
+        again = dataclasses.replace(request, server_id=f"{entry.entry_id}-new", load_session_id=None)
+        try:
+            return await self._room.harness.open(acquired.endpoint, again)
+        except HarnessError as error:
+            raise TurnFailed(error.reason, str(error)) from error
+
+    async def _transcript(self) -> str:
+        async def read() -> str:
+            transcript = Transcript()
+            async for event in self._room.log.newest_first(self._key):
+                if not self._own(event) and not transcript.add(event):
+                    break
+            return transcript.text()
+
+        return await self._patiently(read)
+
+    async def _conversation(self) -> list[fingerprints.Entry]:
+        async def read() -> list[fingerprints.Entry]:
+            events = [event async for event in self._room.log.newest_first(self._key) if not self._own(event)]
+            return fingerprints.conversation(reversed(events))
+
+        return await self._patiently(read)
+
+    def _own(self, event: event_pb2.Event) -> bool:
+        return event.execution_id == self._picked.execution.execution_id
+
+    async def _patiently(self, read: Callable[[], Awaitable[_T]]) -> _T:
+        """A turn waits for history as long before it starts as for the acknowledgement that it may."""
+        while True:
+            try:
+                return await read()
+            except HearthError as error:
+                if self._room.clock.monotonic() > self._gives_up_at:
+                    raise TurnFailed("HISTORY_UNAVAILABLE", "the conversation so far cannot be read") from error
+                logger.warning("waiting for history", extra={"session": str(self._key), "reason": error.reason})
+            await self._room.clock.sleep(_LOG_RETRY_SECONDS)
+
+
+def _failed_run(reason: str) -> str:
+    """The reason of a failed run for a call to the sandbox service that failed with `reason`."""
+    return "PROVIDER_UNAVAILABLE" if reason in {"UNSPECIFIED", "DEPENDENCY_UNAVAILABLE", "SANDBOX_BUSY"} else reason
+
+
+def trace_context() -> Mapping[str, str]:
+    """What carries the current trace into the agent."""
+    traceparent = telemetry.inject()
+    return {"traceparent": traceparent} if traceparent else {}
+
+
+def mcp_servers(spec: sessions.SessionSpec) -> list[Mapping[str, Any]]:
+    """The MCP servers of a spec, in the form that ACP gives them."""
+    servers: list[Mapping[str, Any]] = []
+    for server in spec.mcp_servers:
+        if server.HasField("http"):
+            headers = [{"name": name, "value": value} for name, value in sorted(server.http.headers.items())]
+            servers.append({"type": "http", "name": server.name, "url": server.http.url, "headers": headers})
+        else:
+            command, *args = server.stdio.command
+            env = [{"name": name, "value": value} for name, value in sorted(server.stdio.env.items())]
+            servers.append({"name": server.name, "command": command, "args": args, "env": env})
+    return servers

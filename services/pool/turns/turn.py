@@ -1,0 +1,422 @@
+"""One turn, stage by stage: acquire and open beside the acknowledgement of its start, RUNNING before the prompt, the
+prompt, the ending that history takes, the settlement by it, and the parking of the agent.
+
+Up to the prompt anything may end it for nothing: it is given back, or ended by the pool. From the prompt on there is
+one ending, and the agent is kept only if it gave that ending itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeAlias, TypeVar
+
+from opentelemetry import trace
+
+from hearth.errors import CallError
+from hearth.history.v1 import history_pb2
+from hearth.producer import WriterRefused
+from hearth.sandbox.v1 import sandbox_pb2
+from hearth.types.v1 import event_pb2
+from services.chassis import telemetry
+from services.pool.control import facts
+from services.pool.control.executions import Winner
+from services.pool.control.settlement import Settled
+from services.pool.log import winner_by, winner_of
+from services.pool.rows import ExecutionState, Outcome
+from services.pool.store import PickedUp
+from services.pool.turns import leftovers
+from services.pool.turns.conversation import Conversation
+from services.pool.turns.persistence import until_it_lands
+from services.pool.turns.preparing import Preparation, Ready
+from services.pool.turns.room import Fenced, Preempted, TurnFailed, TurnRoom
+from services.pool.turns.signals import Signals, end, first_of, together, within
+from services.pool.turns.stages import Stages
+from services.pool.turns.verdicts import Answer, Kind, Summary, Verdict, ending, fill, verdict
+from services.pool.warm.entries import Entry
+
+logger = logging.getLogger(__name__)
+
+Reason: TypeAlias = "sandbox_pb2.ReleaseReason.ValueType"
+
+# How long a start waits for history before that wait no longer counts as a try.
+_SHORT_WAIT = 2.0
+_ASK_AGAIN = 1.0
+# How long an ending waits for an agent that may still work to be done away with.
+_DISCARD_SECONDS = 15.0
+
+# Failures that say nothing about whether the agent stopped.
+_STILL_AT_WORK = frozenset(
+    {"TURN_LIMIT", "IDLE_LIMIT", "FIRST_RESPONSE_LIMIT", "TOOL_LIMIT", "HISTORY_UNAVAILABLE", "HARNESS_STREAM_LOST"}
+)
+
+_T = TypeVar("_T")
+
+
+class Turn:
+    """The turn of one picked-up execution. `told` is done when history has the facts that it starts from."""
+
+    def __init__(self, room: TurnRoom, picked: PickedUp, told: asyncio.Future[None], *, admitted_at: float) -> None:
+        execution = picked.execution
+        self._room = room
+        self._picked = picked
+        self._key = execution.key
+        self._told = told
+        self._admitted_at = admitted_at
+        self._signals = Signals()
+        self._look = asyncio.Event()
+        self._writer = room.producer.writer(self._key.message(), execution.execution_id, execution.epoch)
+        self._stages = Stages(self._writer, room.clock)
+        self._preparation = Preparation(room, picked, self._stages, self._claim_lost)
+        self._conversation = Conversation(
+            room,
+            picked,
+            spec=self._preparation.spec,
+            writer=self._writer,
+            stages=self._stages,
+            signals=self._signals,
+        )
+        self._how = ""
+        # Its ending is in the log.
+        self.ended = False
+        # It is over, its agent parked or gone.
+        self.over = asyncio.Event()
+
+    @property
+    def execution_id(self) -> str:
+        """The execution that it runs."""
+        return self._picked.execution.execution_id
+
+    def look(self) -> None:
+        """The rows of the session changed."""
+        self._look.set()
+
+    def shut_down(self) -> None:
+        """End it soon."""
+        self._signals.raise_(shut_down=True)
+
+    async def run(self) -> None:
+        """Run it to its end, whichever that is."""
+        execution = self._picked.execution
+        with telemetry.span(
+            "turn",
+            parent=execution.traceparent or None,
+            attributes={
+                "hearth.project": self._key.project,
+                "hearth.session": self._key.session,
+                "hearth.execution": execution.execution_id,
+                "hearth.epoch": execution.epoch,
+            },
+        ) as span:
+            watching = asyncio.create_task(self._watch())
+            try:
+                await self._run(span)
+            finally:
+                await end(watching)
+
+    async def _run(self, span: trace.Span) -> None:
+        self._timed("admit", self._admitted_at)
+        try:
+            answer = await self._until_answered()
+            span.set_attribute("hearth.how", self._how)
+            await self._finish(answer)
+        except Preempted:
+            await self._step_back()
+        except Fenced as fenced:
+            await self._drop(fenced)
+        except TurnFailed as failed:
+            telemetry.mark_failed(span, failed.code)
+            await self._fail(failed)
+
+    # Towards the answer
+
+    async def _until_answered(self) -> Answer:
+        attempt = 1
+        running = False
+        while True:
+            ready = await self._unless_told(self._get_ready(attempt), running=running)
+            if ready is None:
+                return await self._conversation.stop_unasked()
+            self._how = self._how or ready.how
+            await self._commit_running(ready)
+            running = True
+            if self._signals.stopping or self._signals.shut_down:
+                return await self._conversation.stop_unasked()
+            answer = await self._conversation.run(ready)
+            again = ready.continued and bool(answer.code) and not self._conversation.streamed
+            if not again or self._signals.stopping or self._signals.shut_down or self._writer.refused.done():
+                ready.live.last_execution_id = self.execution_id
+                return answer
+            self._room.stats.missed("continuation")
+            logger.warning(
+                "continuation failed, starting cold", extra={"session": str(self._key), "reason": answer.code}
+            )
+            await self._room.entries.close(ready.entry, sandbox_pb2.RELEASE_REASON_FAILED_TURN)
+            self._preparation.entry = None
+            self._signals.gone = False
+            self._how = ""
+            attempt += 1
+
+    async def _get_ready(self, attempt: int) -> Ready:
+        ready, _ = await together(self._preparation.prepare(attempt), self._started())
+        assert isinstance(ready, Ready)
+        return ready
+
+    async def _started(self) -> None:
+        """Wait until history has acknowledged the start; that it takes long burns no try."""
+        give_up_at = self._room.clock.monotonic() + self._room.settings.history_patience
+        store, execution, holder = self._room.store, self._picked.execution, self._room.holder
+        if await self._acknowledged(_SHORT_WAIT):
+            return
+        await until_it_lands(self._room.clock, self._key, "tries", lambda: store.count_try(execution, holder, -1))
+        while not await self._acknowledged(give_up_at - self._room.clock.monotonic()):
+            if self._room.clock.monotonic() >= give_up_at:
+                raise TurnFailed("HISTORY_UNAVAILABLE", "history did not take the start of the turn; send it again")
+        await until_it_lands(self._room.clock, self._key, "tries", lambda: store.count_try(execution, holder, 1))
+
+    async def _acknowledged(self, seconds: float) -> bool:
+        await asyncio.wait([self._told], timeout=max(0.0, seconds))
+        if not self._told.done():
+            return False
+        if self._told.exception() is None:
+            return True
+        await self._room.clock.sleep(_ASK_AGAIN)
+        self._told = self._room.outbox.told(self._key)
+        return False
+
+    async def _commit_running(self, ready: Ready) -> None:
+        """From here on the agent may have been asked; who takes over must not ask again."""
+        execution, live = self._picked.execution, ready.live
+        ours = await until_it_lands(
+            self._room.clock,
+            self._key,
+            "run",
+            lambda: self._room.store.run(execution, self._room.holder, live.agent, live.harness.session_id),
+        )
+        if ours:
+            return
+        await self._read_row()
+        if self._signals.fenced:
+            raise Fenced
+        if not self._signals.stopping:
+            raise Preempted
+
+    async def _unless_told(self, work: Coroutine[Any, Any, _T], *, running: bool) -> _T | None:
+        """The result of `work`, or None when a Stop cut it off that the turn itself has to answer."""
+        task = asyncio.create_task(work)
+        signal = asyncio.create_task(self._signals.next())
+        try:
+            while not task.done():
+                if self._signals.fenced:
+                    raise Fenced
+                if running and (self._signals.stopping or self._signals.shut_down):
+                    return None
+                if self._signals.taken or self._signals.shut_down:
+                    raise Preempted
+                await first_of(task, signal)
+                if signal.done():
+                    signal = asyncio.create_task(self._signals.next())
+            return task.result()
+        finally:
+            await end(task, signal)
+
+    # The ending
+
+    async def _finish(self, answer: Answer) -> None:
+        found = verdict(answer)
+        entry = self._preparation.entry
+        if found.kind is Kind.STOPPED and found.answered and entry is not None and entry.live is not None:
+            found = await self._without_leftovers(found, entry)
+        if entry is not None and self._may_still_work(found):
+            # What is told to have ended must have.
+            await within(_DISCARD_SECONDS, self._discard(entry, self._reason()))
+        rest = self._conversation.rest(found.output, answer.result)
+        event = ending(found, self._summary(answer), command_id=self._conversation.command_id)
+        winner = await self._append_ending(event, rest)
+        self.ended = True
+        settled = await self._settle(winner)
+        self._room.stats.ended(self._how, winner.outcome.value.lower())
+        if entry is not None:
+            kept = found.answered and winner.event_id == event.event_id
+            await self._park(entry, found if kept else None, settled)
+
+    def _may_still_work(self, found: Verdict) -> bool:
+        if found.answered or not self._conversation.prompted_at:
+            return False
+        return found.kind is Kind.STOPPED or found.reason in _STILL_AT_WORK
+
+    async def _without_leftovers(self, found: Verdict, entry: Entry) -> Verdict:
+        live = entry.live
+        assert live is not None
+        asked_for = self._room.clock.monotonic() - self._conversation.prompted_at
+        clean = await leftovers.end_leftovers(
+            live.harness, live.processes, asked_for, isolated=live.provider != "local"
+        )
+        return found if clean else Verdict(found.kind, found.reason, found.output, answered=False)
+
+    def _summary(self, answer: Answer) -> Summary:
+        return Summary(
+            self._stages.timings,
+            self._how,
+            self._preparation.sandbox_id,
+            self._conversation.usage,
+            answer.result.report_json if answer.result is not None else "",
+        )
+
+    async def _append_ending(self, event: event_pb2.Event, before: list[event_pb2.Event]) -> Winner:
+        """The ending that stands; history may be away for as long as it likes."""
+        try:
+            appended = self._writer.ending(event, before=before)
+            result = await self._unless_fenced(appended)
+        except WriterRefused as error:
+            if error.refusal.winner is not None:
+                return winner_of(error.refusal.winner)
+            raise Fenced(error.refusal.current_epoch) from error
+        except CallError as error:
+            raise TurnFailed("HISTORY_UNAVAILABLE", f"the ending could not be written: {error.reason}") from error
+        winner = winner_by(result, event)
+        if winner is None:
+            raise Fenced(result.current_epoch)
+        return winner
+
+    async def _unless_fenced(self, appended: asyncio.Future[history_pb2.AppendResult]) -> history_pb2.AppendResult:
+        signal = asyncio.create_task(self._signals.next())
+        try:
+            while not appended.done():
+                if self._signals.fenced:
+                    raise Fenced
+                await first_of(appended, signal)
+                if signal.done():
+                    signal = asyncio.create_task(self._signals.next())
+            return appended.result()
+        finally:
+            await end(signal)
+
+    async def _settle(self, winner: Winner) -> Settled | None:
+        started = self._room.clock.monotonic()
+        with telemetry.span("turn.settle"):
+            settled = await until_it_lands(
+                self._room.clock,
+                self._key,
+                "settle",
+                lambda: self._room.settlement.settle(self._key, self.execution_id, winner),
+            )
+        self._room.stats.stage("settle", "", self._room.clock.monotonic() - started)
+        return settled
+
+    # What becomes of the agent
+
+    async def _park(self, entry: Entry, found: Verdict | None, settled: Settled | None) -> None:
+        """Keep the agent for the next turn where it can take one, else do away with it. `found`: it ended well."""
+        entry.turns += 1
+        stopped = found is not None and found.kind is Kind.STOPPED
+        if found is None or entry.lost or self._signals.fenced or (stopped and self._signals.shut_down):
+            await self._discard(entry, self._reason())
+        elif settled is None or settled.promoted is None or not self._room.entries.keep(entry, None):
+            await self._room.parking.park(entry, stopped=stopped)
+
+    async def _discard(self, entry: Entry, reason: Reason) -> None:
+        if self._signals.fenced:
+            self._room.entries.drop(entry)
+        else:
+            await self._room.entries.close(entry, reason)
+
+    def _reason(self) -> Reason:
+        """Why a sandbox whose agent is not kept is given back."""
+        entry = self._preparation.entry
+        kept = entry is not None and entry.live is not None and entry.turns > 0
+        if self._signals.shut_down:
+            idle = kept and not self._conversation.prompted_at
+            return sandbox_pb2.RELEASE_REASON_SHUTDOWN_IDLE if idle else sandbox_pb2.RELEASE_REASON_SHUTDOWN_IN_FLIGHT
+        if not self._conversation.prompted_at:
+            return sandbox_pb2.RELEASE_REASON_CONTINUITY_INVALID if kept else sandbox_pb2.RELEASE_REASON_ABORTED
+        return sandbox_pb2.RELEASE_REASON_FAILED_TURN
+
+    # Other ends
+
+    async def _step_back(self) -> None:
+        """The agent was not asked, and will not be: give back what was prepared, and it too if the process ends."""
+        self._writer.abandon()
+        if self._preparation.entry is not None:
+            await self._discard(self._preparation.entry, self._reason())
+        if self._signals.shut_down and not self._signals.taken:
+            await until_it_lands(
+                self._room.clock,
+                self._key,
+                "give back",
+                lambda: self._room.store.give_back(self._picked.execution, self._room.holder),
+            )
+
+    async def _drop(self, fenced: Fenced) -> None:
+        """Somebody else has the session. Where the rows still name this turn, another service is ahead of them: then
+        the execution is taken anew, above what was seen there."""
+        self._writer.abandon()
+        entry = self._preparation.entry
+        if entry is not None:
+            self._room.entries.drop(entry)
+            self._room.sandboxes.let_go(self._key, entry.claim)
+        await self._room.recovery.take_over(self._picked.execution, why="a higher epoch was seen", above=fenced.epoch)
+
+    async def _fail(self, failed: TurnFailed) -> None:
+        """No answer can be had: the pool ends it, in the outbox, so that the reason survives a crash."""
+        logger.warning(
+            "turn failed",
+            extra={"session": str(self._key), "execution": self.execution_id, "code": failed.code},
+        )
+        self._writer.abandon()
+        summary = event_pb2.EndingSummary()
+        fill(summary, Summary(self._stages.timings, self._how, self._preparation.sandbox_id))
+        await until_it_lands(self._room.clock, self._key, "fail", lambda: self._end_failed(failed, summary))
+        self._room.stats.ended(self._how, Outcome.FAILED.value.lower())
+        if self._preparation.entry is not None:
+            await self._discard(self._preparation.entry, sandbox_pb2.RELEASE_REASON_FAILED_TURN)
+
+    async def _end_failed(self, failed: TurnFailed, summary: event_pb2.EndingSummary) -> None:
+        execution = self._picked.execution
+        async with self._room.store.changing(self._key) as changing:
+            row = await changing.execution(execution.execution_id) if changing is not None else None
+            if changing is None or row is None or row.epoch != execution.epoch:
+                return
+            fact = facts.failed(
+                execution.execution_id,
+                execution.epoch,
+                code=failed.code,
+                message=failed.message,
+                at=self._room.clock.now(),
+                incomplete="" if row.state is ExecutionState.PENDING else "the run failed",
+                retryable=failed.retryable,
+                summary=summary,
+            )
+            if await changing.end_by_pool(execution.execution_id, row.state, fact.event_id, epoch=row.epoch):
+                changing.tell(fact)
+        self._room.outbox.wake(self._key)
+
+    # Signals
+
+    async def _watch(self) -> None:
+        """Read the row whenever something was committed, and tell what it says."""
+        while True:
+            await self._look.wait()
+            self._look.clear()
+            await until_it_lands(self._room.clock, self._key, "look", self._read_row)
+
+    async def _read_row(self) -> None:
+        mine = self._picked.execution
+        row = await self._room.store.execution(self._key, mine.execution_id)
+        if self.ended:
+            return
+        if row is None or row.epoch != mine.epoch:
+            self._signals.raise_(fenced=True)
+        elif row.ending_event_id is not None or row.driver != self._room.holder:
+            self._signals.raise_(taken=True)
+        elif row.state is ExecutionState.STOPPING:
+            self._signals.raise_(stopping=True)
+
+    def _claim_lost(self, entry: Entry, fenced: bool) -> None:
+        self._room.entries.lost(entry)
+        if not self.over.is_set() and entry is self._preparation.entry:
+            self._signals.raise_(fenced=fenced, gone=True)
+
+    def _timed(self, name: str, started: float) -> None:
+        self._room.stats.stage(name, "", self._stages.record(name, started))

@@ -1,0 +1,239 @@
+"""The live agent sessions that this replica keeps between turns, one seat for each session.
+
+An entry is BUSY from before its sandbox is acquired, so that two turns never build rivals; IDLE with a timer between
+turns; DRAINING from the moment on at which somebody decided to close it. Whoever closes it does so once, and others
+wait for that. Timers and closers act on the entry they mean, never on whatever sits in the seat now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from hearth.sandbox.v1 import sandbox_pb2
+from services.chassis.clock import Clock, Ids
+from services.pool.harness.port import HarnessError, HarnessSession
+from services.pool.rows import Claim, Key
+
+logger = logging.getLogger(__name__)
+
+Reason: TypeAlias = "sandbox_pb2.ReleaseReason.ValueType"
+
+
+class EntryState(StrEnum):
+    """What an entry is doing."""
+
+    BUSY = "BUSY"
+    IDLE = "IDLE"
+    AWAITING = "AWAITING"
+    DRAINING = "DRAINING"
+
+
+@dataclasses.dataclass(slots=True)
+class Live:
+    """An agent session that was opened: what it runs in, what it was made from, what it knows.
+
+    `spec` is the serialized spec that was applied. `last_execution_id` is the execution whose prompt it answered last.
+    `processes` are (pid, start) of the agent's own tree as it was when it was opened; None: not known.
+    """
+
+    harness: HarnessSession
+    sandbox_id: str
+    token: str = dataclasses.field(repr=False)
+    agent: str
+    provider: str
+    spec: bytes
+    fingerprint: str
+    processes: frozenset[int] | None = None
+    last_execution_id: str | None = None
+
+
+class Entry:
+    """A seat. `live` is None while the agent session is being built; `claim` is the last one it was acquired under."""
+
+    def __init__(self, key: Key, entry_id: str, claim: Claim, *, seated: bool) -> None:
+        self.key = key
+        self.entry_id = entry_id
+        self.claim = claim
+        self.state = EntryState.BUSY
+        self.live: Live | None = None
+        self.turns = 0
+        self.used_at: datetime | None = None
+        self.expires_at: datetime | None = None
+        # Somebody else has its sandbox, or nobody: it must not be used again.
+        self.lost = False
+        # False for a turn that found no seat: it runs, and is never kept.
+        self.seated = seated
+        self.used = 0.0
+        self.timer: asyncio.Task[Any] | None = None
+        self.closing: asyncio.Task[Any] | None = None
+
+
+Close = Callable[[Entry, Reason], Awaitable[None]]
+
+
+class Entries:
+    """All seats. `close` ends the agent session of an entry and gives its sandbox back; `gone` hears of each end."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        ids: Ids,
+        *,
+        seats: int,
+        close: Close,
+        gone: Callable[[Key], object],
+        spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[Any]],
+    ) -> None:
+        self._clock = clock
+        self._ids = ids
+        self._seats = seats
+        self._close = close
+        self._gone = gone
+        self._spawn = spawn
+        self._entries: dict[Key, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def all(self) -> list[Entry]:
+        """Every entry, least recently used first."""
+        return sorted(self._entries.values(), key=lambda entry: (entry.used, entry.entry_id))
+
+    def get(self, key: Key) -> Entry | None:
+        """The entry of a session."""
+        return self._entries.get(key)
+
+    def checkout(self, key: Key) -> Entry | None:
+        """The idle entry of a session, BUSY from now on; None when there is none."""
+        entry = self._entries.get(key)
+        if entry is None or entry.state is not EntryState.IDLE or entry.lost:
+            return None
+        self._stop_timer(entry)
+        entry.state = EntryState.BUSY
+        self._touch(entry)
+        return entry
+
+    async def reserve(self, key: Key, claim: Claim) -> Entry:
+        """A new BUSY entry, made before its sandbox is acquired.
+
+        Waits for what still sits in the seat to be closed. With all seats taken the least recently used idle entry goes
+        first; with none idle the entry gets no seat.
+        """
+        while (before := self._entries.get(key)) is not None:
+            await self.close(before, sandbox_pb2.RELEASE_REASON_SESSION_INCOMPATIBLE)
+        if len(self._entries) >= self._seats:
+            idle = [entry for entry in self.all() if entry.state is EntryState.IDLE]
+            if idle:
+                await self.close(idle[0], sandbox_pb2.RELEASE_REASON_CAPACITY)
+        entry = Entry(key, self._ids.new(), claim, seated=False)
+        self._touch(entry)
+        if len(self._entries) < self._seats and key not in self._entries:
+            entry.seated = True
+            self._entries[key] = entry
+        return entry
+
+    def keep(self, entry: Entry, window: float | None) -> bool:
+        """Make a BUSY entry IDLE, for `window` seconds, or until it is used where that is None.
+
+        False when it may not be kept: it was lost, or is being closed.
+        """
+        if entry.lost or entry.live is None or self._entries.get(entry.key) is not entry:
+            return False
+        if entry.state is not EntryState.BUSY:
+            return False
+        entry.state = EntryState.IDLE
+        self._touch(entry)
+        if window is not None:
+            entry.expires_at = self._clock.now() + timedelta(seconds=window)
+            entry.timer = self._spawn(f"warm window {entry.key}", self._expire(entry, window))
+        return True
+
+    async def close(self, entry: Entry, reason: Reason) -> None:
+        """Close an entry and wait until it is closed; whoever comes second waits for the first."""
+        if entry.closing is None:
+            self._stop_timer(entry)
+            entry.state = EntryState.DRAINING
+            entry.closing = self._spawn(f"close {entry.key}", self._closed(entry, reason))
+        # The closing goes on when the caller is cancelled: half a close would leave a sandbox that nobody knows.
+        await asyncio.shield(entry.closing)
+
+    async def close_idle(self, reason: Reason) -> None:
+        """Close every idle entry, all at the same time."""
+        idle = [entry for entry in self._entries.values() if entry.state is EntryState.IDLE]
+        await asyncio.gather(*(self.close(entry, reason) for entry in idle))
+
+    async def close_all(self) -> None:
+        """Close every entry because the process ends: idle ones keep their disk, others may be in the middle of it."""
+        found = list(self._entries.values())
+        idle, in_flight = sandbox_pb2.RELEASE_REASON_SHUTDOWN_IDLE, sandbox_pb2.RELEASE_REASON_SHUTDOWN_IN_FLIGHT
+        await asyncio.gather(
+            *(self.close(entry, idle if entry.state is EntryState.IDLE else in_flight) for entry in found)
+        )
+
+    def drop(self, entry: Entry) -> None:
+        """Forget an entry whose sandbox is somebody else's, or gone: nothing is released.
+
+        Its agent session is closed all the same, which frees what it holds here; a daemon that answers to somebody else
+        by now has another token, and does not hear of it.
+        """
+        entry.lost = True
+        self._stop_timer(entry)
+        if entry.closing is not None:
+            return
+        entry.state = EntryState.DRAINING
+        self._remove(entry)
+        if entry.live is not None:
+            self._spawn(f"drop {entry.key}", _closed_quietly(entry.live.harness))
+
+    def lost(self, entry: Entry) -> None:
+        """The claim of an entry does not stand any more: an idle one is dropped, a busy one will not be kept."""
+        entry.lost = True
+        if entry.state is EntryState.IDLE:
+            self.drop(entry)
+
+    async def _closed(self, entry: Entry, reason: Reason) -> None:
+        try:
+            await self._close(entry, reason)
+        except Exception:
+            logger.exception("closing an entry failed", extra={"session": str(entry.key)})
+        finally:
+            self._remove(entry)
+
+    async def _expire(self, entry: Entry, window: float) -> None:
+        await self._clock.sleep(window)
+        if entry.state is EntryState.IDLE and entry.closing is None:
+            entry.timer = None
+            logger.info("warm window is over", extra={"session": str(entry.key), "sandbox": _sandbox_of(entry)})
+            await self.close(entry, sandbox_pb2.RELEASE_REASON_IDLE_EXPIRED)
+
+    def _remove(self, entry: Entry) -> None:
+        if self._entries.get(entry.key) is entry:
+            del self._entries[entry.key]
+            self._gone(entry.key)
+
+    def _touch(self, entry: Entry) -> None:
+        entry.used = self._clock.monotonic()
+        entry.used_at = self._clock.now()
+
+    def _stop_timer(self, entry: Entry) -> None:
+        entry.expires_at = None
+        if entry.timer is not None:
+            entry.timer.cancel()
+            entry.timer = None
+
+
+async def _closed_quietly(harness: HarnessSession) -> None:
+    try:
+        await harness.close()
+    except HarnessError as error:
+        logger.info("dropped agent session was not closed", extra={"reason": error.reason})
+
+
+def _sandbox_of(entry: Entry) -> str:
+    return entry.live.sandbox_id if entry.live is not None else ""
