@@ -42,7 +42,7 @@ async def build(app: App[HistorySettings]) -> AsyncIterator[None]:
 
 def main() -> None:
     """Run until told to end."""
-    # The append path allocates much and makes no cycles: collecting as often as by default costs it a fifth of its time.
+    # The append path allocates much and makes no cycles: collecting as often as usual takes a fifth of its time.
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
     run(HistorySettings, "history", build)

@@ -30,13 +30,16 @@ class Client:
         self.channel = channel
         self.stub = history_service_pb2_grpc.HistoryServiceStub(channel)
 
-    async def append(
-        self, session: Key, *new: event_pb2.Event, atomic: bool = False
-    ) -> list[history_pb2.AppendResult]:
+    async def append(self, session: Key, *new: event_pb2.Event, atomic: bool = False) -> list[history_pb2.AppendResult]:
         """Append events of one session; the answers."""
         request = history_service_pb2.AppendEventsRequest(sets=[events.append_set(session, *new, atomic=atomic)])
         response = await self.stub.AppendEvents(request)
         return list(response.sets[0].results)
+
+    async def append_sets(self, *sets: history_pb2.AppendSet) -> list[history_pb2.AppendSetResult]:
+        """Append sets in one request; the answers."""
+        response = await self.stub.AppendEvents(history_service_pb2.AppendEventsRequest(sets=sets))
+        return list(response.sets)
 
     async def accepted(self, session: Key, *new: event_pb2.Event, atomic: bool = False) -> list[int]:
         """Append events that must all be appended; their sequences."""
