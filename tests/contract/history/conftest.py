@@ -1,4 +1,4 @@
-"""A history service for each module, and a client of it."""
+"""A history service with a second replica, and clients of them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ from tests.support.processes import ServiceProcess
 from tests.support.servers import Servers
 
 
-@pytest.fixture(scope="module")
-def service(servers: Servers, module_postgres_dsn: str, module_valkey_url: str) -> Iterator[ServiceProcess]:
-    """A history process on a database of its own."""
-    process = ServiceProcess(
-        "services.history",
-        servers.scratch(),
-        {"HEARTH_POSTGRES_DSN": module_postgres_dsn, "HEARTH_VALKEY_URL": module_valkey_url},
-    )
-    process.start_blocking()
-    yield process
-    assert process.stop() == 0
+@pytest.fixture(scope="package")
+def environment(servers: Servers) -> Iterator[dict[str, str]]:
+    """A database of their own for these tests; each of them works on sessions of its own."""
+    dsn = servers.create_database()
+    yield {"HEARTH_POSTGRES_DSN": dsn, "HEARTH_VALKEY_URL": servers.empty_valkey()}
+    servers.drop_database(dsn)
 
 
-@pytest.fixture(scope="module")
-def replica(service: ServiceProcess, servers: Servers) -> Iterator[ServiceProcess]:
-    """A second history process on the same database and bus."""
-    process = ServiceProcess("services.history", servers.scratch(), service.env)
+@pytest.fixture(scope="package")
+def service(servers: Servers, environment: dict[str, str]) -> Iterator[ServiceProcess]:
+    """A history process."""
+    yield from _running(ServiceProcess("services.history", servers.scratch(), environment))
+
+
+@pytest.fixture(scope="package")
+def replica(service: ServiceProcess, servers: Servers, environment: dict[str, str]) -> Iterator[ServiceProcess]:
+    """A second one on the same database and bus."""
+    yield from _running(ServiceProcess("services.history", servers.scratch(), environment))
+
+
+def _running(process: ServiceProcess) -> Iterator[ServiceProcess]:
     process.start_blocking()
     yield process
     assert process.stop() == 0
@@ -38,7 +42,7 @@ def replica(service: ServiceProcess, servers: Servers) -> Iterator[ServiceProces
 
 @pytest_asyncio.fixture
 async def history(service: ServiceProcess) -> AsyncIterator[Client]:
-    """A client of the module's service."""
+    """A client of the service."""
     async with grpc.aio.insecure_channel(service.address) as channel:
         yield Client(channel)
 
@@ -51,8 +55,8 @@ async def other(replica: ServiceProcess) -> AsyncIterator[Client]:
 
 
 @pytest_asyncio.fixture
-async def database(service: ServiceProcess) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+async def database(environment: dict[str, str]) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
     """A connection to the service's database, for what no call can do."""
-    connection = await asyncpg.connect(service.env["HEARTH_POSTGRES_DSN"])
+    connection = await asyncpg.connect(environment["HEARTH_POSTGRES_DSN"])
     yield connection
     await connection.close()
