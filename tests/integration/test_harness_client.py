@@ -406,7 +406,7 @@ async def test_an_agent_that_does_not_start_is_told_in_time_and_nothing_is_left(
     async with build(kind, tmp_path / "home", HEARTH_SCRIPTED_START=start) as house:
         began = time.monotonic()
         with pytest.raises(HarnessError) as error:
-            await house.open(timeout=3.0)
+            await house.open(timeout=1.5)
         assert error.value.reason == reason
         assert time.monotonic() - began < 10.0
         await eventually(lambda: not agents_of(house.daemon))

@@ -138,13 +138,16 @@ class EventStream:
 
     async def connect(self) -> None:
         """Open the connection if there is none, waiting for a daemon that does not answer as long as `read` would."""
-        if self._response is None:
-            await self._connect()
+        self._come_back()
+        try:
+            if self._response is None:
+                await self._connect()
+        finally:
+            self._left = self._clock.monotonic()
 
     async def read(self) -> list[bytes]:
         """The next messages, at least one, as JSON text."""
-        # What the reader did meanwhile was not the daemon's silence.
-        self._heard += self._clock.monotonic() - self._left
+        self._come_back()
         try:
             while not self._ready:
                 if self._failed is not None:
@@ -253,6 +256,10 @@ class EventStream:
         if status == 401 or (status in (400, 404) and not self.starting):
             raise HarnessError("FENCED", f"the daemon refused the stream with {status}", fenced=True)
         return False
+
+    def _come_back(self) -> None:
+        """The time that the reader was away was not the daemon's silence."""
+        self._heard += self._clock.monotonic() - self._left
 
     def _drop(self) -> None:
         if self._response is not None:
