@@ -228,13 +228,44 @@ def test_of_several_options_of_a_kind_the_first_is_chosen() -> None:
 # Whatever an agent sends
 
 KEYS = st.sampled_from(
-    "sessionUpdate content type text uri resource toolCallId title kind status rawInput rawOutput entries used size cost"
-    " amount currency messageId path oldText newText".split()
+    [
+        "sessionUpdate",
+        "content",
+        "type",
+        "text",
+        "uri",
+        "resource",
+        "toolCallId",
+        "title",
+        "kind",
+        "status",
+        "rawInput",
+        "rawOutput",
+        "entries",
+        "used",
+        "size",
+        "cost",
+        "amount",
+        "currency",
+        "messageId",
+        "path",
+        "oldText",
+        "newText",
+    ]
 )
 WORDS = st.sampled_from(
     [
-        *"agent_message_chunk agent_thought_chunk tool_call tool_call_update plan usage_update text content".split(),
-        *"diff terminal completed failed in_progress USD c1".split(),
+        *[
+            "agent_message_chunk",
+            "agent_thought_chunk",
+            "tool_call",
+            "tool_call_update",
+            "plan",
+            "usage_update",
+            "text",
+            "content",
+        ],
+        *["diff", "terminal", "completed", "failed", "in_progress", "USD", "c1"],
         *("\ud83d", "\ude00", "\0"),
     ]
 )
