@@ -227,48 +227,12 @@ def test_of_several_options_of_a_kind_the_first_is_chosen() -> None:
 
 # Whatever an agent sends
 
-KEYS = st.sampled_from(
-    [
-        "sessionUpdate",
-        "content",
-        "type",
-        "text",
-        "uri",
-        "resource",
-        "toolCallId",
-        "title",
-        "kind",
-        "status",
-        "rawInput",
-        "rawOutput",
-        "entries",
-        "used",
-        "size",
-        "cost",
-        "amount",
-        "currency",
-        "messageId",
-        "path",
-        "oldText",
-        "newText",
-    ]
-)
-WORDS = st.sampled_from(
-    [
-        *[
-            "agent_message_chunk",
-            "agent_thought_chunk",
-            "tool_call",
-            "tool_call_update",
-            "plan",
-            "usage_update",
-            "text",
-            "content",
-        ],
-        *["diff", "terminal", "completed", "failed", "in_progress", "USD", "c1"],
-        *("\ud83d", "\ude00", "\0"),
-    ]
-)
+TOOL_KEYS = ["toolCallId", "title", "kind", "status", "rawInput", "rawOutput", "path", "oldText", "newText"]
+OTHER_KEYS = ["sessionUpdate", "content", "type", "text", "uri", "resource", "messageId", "entries", "used", "cost"]
+KEYS = st.sampled_from([*TOOL_KEYS, *OTHER_KEYS, "size", "amount", "currency"])
+KINDS = ["agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update", "plan", "usage_update"]
+TYPES = ["text", "content", "diff", "terminal", "completed", "failed", "in_progress", "USD", "c1"]
+WORDS = st.sampled_from([*KINDS, *TYPES, "\ud83d", "\ude00", "\0"])
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | WORDS
 VALUES: st.SearchStrategy[Any] = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=6), max_leaves=20
