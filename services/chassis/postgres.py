@@ -97,7 +97,9 @@ class _Acquired(_PoolAcquireContext):
         # A cancelled or timed-out command may still run at the server. Its cancel request could hit whatever the next
         # user of the connection sends, so the connection goes.
         if self.connection and exc and isinstance(exc[1], asyncio.CancelledError | TimeoutError):
-            self.connection.terminate()
+            # One that broke meanwhile is the pool's again, which says so by an error that must not replace this one.
+            with suppress(asyncpg.InterfaceError):
+                self.connection.terminate()
         await super().__aexit__(*exc)
 
 

@@ -35,7 +35,7 @@ async def build(app: App[HistorySettings]) -> AsyncIterator[None]:
         store = Store(readers)
         retention = Retention(store, app.clock)
         app.tasks.start("retention", retention.sweep())
-        app.on_drain("commit what waits", committer.drained)
+        app.on_drain("commit what waits", committer.close)
         register(HistoryServicer(committer, store, Reader(store), retention), app.server)
         yield
 

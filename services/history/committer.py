@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from services.chassis.clock import Ids
 from services.chassis.errors import HearthError, ResourceExhausted
+from services.chassis.interceptors import shutting_down
 from services.chassis.postgres import Pool
 from services.history.lane import Lane, Limits, Notices
 from services.history.validate import CheckedSet
@@ -27,6 +28,7 @@ class Committer:
 
     def __init__(self, pool: Pool, notices: Notices, ids: Ids, limits: Limits) -> None:
         self._limits = limits
+        self._closing = False
         self._lanes = [Lane(pool, notices, ids, limits) for _ in range(limits.lanes)]
 
     @property
@@ -38,6 +40,8 @@ class Committer:
         """Queue a request. Raises `ResourceExhausted` when the queue is full, and what stopped its order before."""
         if order.failure is not None:
             raise order.failure
+        if self._closing:
+            raise shutting_down()
         submission = Submission(sets)
         works = submission.works(order, traceparent)
         try:
@@ -65,7 +69,11 @@ class Committer:
                 retry_after=_OVERLOAD_RETRY_SECONDS,
             )
 
-    async def drained(self) -> None:
-        """Return when nothing waits or is in flight."""
+    async def close(self) -> None:
+        """Take nothing more; return when nothing waits or is in flight.
+
+        A stream so answers all that it has taken, and then ends with the number to go on from.
+        """
+        self._closing = True
         for lane in self._lanes:
             await lane.idle.wait()

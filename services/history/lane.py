@@ -19,7 +19,8 @@ from opentelemetry.context import Context
 
 from services.chassis import telemetry
 from services.chassis.clock import Ids
-from services.chassis.errors import HearthError, Unavailable, dependency_unavailable
+from services.chassis.errors import HearthError, dependency_unavailable
+from services.chassis.interceptors import shutting_down
 from services.chassis.postgres import Connection, Pool
 from services.history import store
 from services.history.ledger import (
@@ -128,7 +129,7 @@ class Lane:
                 except Exception as error:  # noqa: BLE001 - whatever kept a connection away, the callers must hear of it
                     self._fail(self._take(), store.failure_of(error))
         finally:
-            self._fail(list(self._queue), Unavailable("history is shutting down; send again", reason="SHUTTING_DOWN"))
+            self._fail(list(self._queue), shutting_down())
 
     async def _use(self, connection: Connection) -> None:
         """Commit group after group on one connection, until it breaks; then raises `_Broken`."""
@@ -148,7 +149,7 @@ class Lane:
                     connection.terminate()
                 raise _Broken from None
             except asyncio.CancelledError:
-                self._fail(group, Unavailable("history is shutting down; send again", reason="SHUTTING_DOWN"))
+                self._fail(group, shutting_down())
                 raise
             self._done(group)
 

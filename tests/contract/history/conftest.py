@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from tests.contract.history.client import Client
+from tests.support.history_client import Client
 from tests.support.processes import ServiceProcess
 from tests.support.servers import Servers
 

@@ -9,8 +9,8 @@ import grpc.aio
 
 from hearth.history.v1 import history_service_pb2
 from services.chassis.errors import HearthError, from_rpc_error
-from tests.contract.history.client import APPENDED, DUPLICATE, Client, ids
 from tests.support import events
+from tests.support.history_client import APPENDED, DUPLICATE, Client, ids
 
 Request = history_service_pb2.AppendStreamRequest
 if TYPE_CHECKING:

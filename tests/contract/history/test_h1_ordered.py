@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.contract.history.client import APPENDED, DUPLICATE, Client, ids
 from tests.support import events
+from tests.support.history_client import APPENDED, DUPLICATE, Client, ids
 
 APPENDERS = 32
 EACH = 12

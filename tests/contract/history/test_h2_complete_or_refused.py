@@ -9,8 +9,8 @@ import pytest
 
 from hearth.types.v1 import event_pb2, session_pb2
 from services.chassis.errors import FailedPrecondition, HearthError, InvalidArgument, OutOfRange
-from tests.contract.history.client import Client, ids, refused
 from tests.support import events
+from tests.support.history_client import Client, ids, refused
 
 Cursor = session_pb2.Cursor
 Database: TypeAlias = "asyncpg.Connection[asyncpg.Record]"

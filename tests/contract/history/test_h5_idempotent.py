@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from hearth.types.v1 import event_pb2
-from tests.contract.history.client import (
+from tests.support import events
+from tests.support.history_client import (
     ALREADY_ENDED,
     APPENDED,
     CONFLICT,
@@ -14,7 +15,6 @@ from tests.contract.history.client import (
     SET_ABORTED,
     Client,
 )
-from tests.support import events
 
 
 def altered(event: event_pb2.Event) -> event_pb2.Event:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.contract.history.client import ALREADY_ENDED, APPENDED, QUARANTINED, RETRY, Client
 from tests.support import events
+from tests.support.history_client import ALREADY_ENDED, APPENDED, QUARANTINED, RETRY, Client
 
 
 async def test_of_racing_endings_one_wins_and_all_learn_which(history: Client, other: Client) -> None:

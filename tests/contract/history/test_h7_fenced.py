@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from hearth.history.v1 import history_pb2
-from tests.contract.history.client import (
+from tests.support import events
+from tests.support.history_client import (
     ALREADY_ENDED,
     APPENDED,
     INVALID,
@@ -17,7 +18,6 @@ from tests.contract.history.client import (
     ids,
     refused,
 )
-from tests.support import events
 
 
 @pytest.fixture(params=[False, True], ids=["one replica", "other replica"])

@@ -15,8 +15,8 @@ import pytest_asyncio
 from hearth.history.v1 import history_service_pb2
 from hearth.types.v1 import event_pb2, session_pb2
 from services.chassis.errors import InvalidArgument
-from tests.contract.history.client import APPENDED, INVALID, Client, ids, refused
 from tests.support import events
+from tests.support.history_client import APPENDED, INVALID, Client, ids, refused
 
 Database: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 

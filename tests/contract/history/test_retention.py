@@ -9,8 +9,8 @@ import asyncpg
 import grpc
 
 from services.chassis.errors import FailedPrecondition, OutOfRange
-from tests.contract.history.client import APPENDED, DUPLICATE, INVALID, QUARANTINED, Client, ids, refused
 from tests.support import events
+from tests.support.history_client import APPENDED, DUPLICATE, INVALID, QUARANTINED, Client, ids, refused
 
 Database: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from hearth.types.v1 import session_pb2
-from tests.contract.history.client import Client, ids, refused
 from tests.support import events
+from tests.support.history_client import Client, ids, refused
 
 
 async def test_a_session_that_was_never_seen(history: Client) -> None:
