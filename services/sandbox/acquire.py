@@ -139,7 +139,7 @@ class Acquirer:
         elif step is Step.RESTART:
             return await self._restart(row, want, wanted, stages)
         elif step is Step.START:
-            return await self._start(row, want, wanted, stages)
+            return await self._restart(row, want, wanted, stages, stage="daemon")
         else:
             with stages.time("delete"):
                 await self._transitions.delete(row)
@@ -182,6 +182,7 @@ class Acquirer:
                     )
                 except NameTaken:
                     # The name is ours alone: an earlier try of this create was not in vain.
+                    await self._transitions.call(row.provider, deadline, lambda provider: provider.start(row.name))
                     instance = await self._transitions.call(
                         row.provider, deadline, lambda provider: provider.get(row.name)
                     )
@@ -200,28 +201,24 @@ class Acquirer:
             return None
         return await self._bring_up(working, How.CREATED, "daemon", want, stages)
 
-    async def _restart(self, row: Row, want: Want, wanted: Wanted, stages: Stages) -> Acquired | None:
+    async def _restart(
+        self, row: Row, want: Want, wanted: Wanted, stages: Stages, *, stage: str = "restart"
+    ) -> Acquired | None:
+        """The same instance with a new daemon; started first, since it may have stopped without our knowing."""
         working = await self._begin_start(row, want, wanted)
         if working is None:
             return None
-        return await self._bring_up(working, How.RESTARTED, "restart", want, stages)
-
-    async def _start(self, row: Row, want: Want, wanted: Wanted, stages: Stages) -> Acquired | None:
-        working = await self._begin_start(row, want, wanted)
-        if working is None:
-            return None
+        seconds = self._transitions.deadlines.start
         try:
             with stages.time("start"):
-                await self._transitions.call(
-                    row.provider, self._transitions.deadlines.start, lambda provider: provider.start(row.reference)
-                )
+                await self._transitions.call(row.provider, seconds, lambda provider: provider.start(row.reference))
         except ProviderError as trouble:
             await self._give_up(working, trouble, want, stages)
             return None
-        again = await self._transitions.begin(working, Observed.STARTING, self._transitions.deadlines.start)
+        again = await self._transitions.begin(working, Observed.STARTING, seconds)
         if again is None:
             return None
-        return await self._bring_up(again, How.RESTARTED, "daemon", want, stages)
+        return await self._bring_up(again, How.RESTARTED, stage, want, stages)
 
     async def _begin_start(self, row: Row, want: Want, wanted: Wanted) -> Row | None:
         # The token goes first: if we die halfway, nobody can take an unknown daemon for a live one.

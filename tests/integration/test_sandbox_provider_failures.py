@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from services.chassis.errors import HearthError
+from services.sandbox.claims import Claim
 from services.sandbox.providers.port import (
     InstanceNotFound,
     ProviderError,
@@ -20,7 +21,9 @@ from services.sandbox.providers.port import (
     ProviderUnavailable,
     StillAlive,
 )
+from services.sandbox.rows import Key
 from services.sandbox.states import Disposition, How, Observed, Tenure
+from services.sandbox.store import Renewal
 from tests.support.processes import MARKER as RUN_MARKER
 from tests.support.processes import marker
 from tests.support.sandbox_parts import Replica, clear, holder, replica
@@ -201,10 +204,11 @@ async def test_instances_that_change_by_themselves_are_noticed(one: Replica) -> 
 
 
 async def test_a_list_that_was_slow_mends_nothing_by_what_was(one: Replica) -> None:
-    """The rows are read, the provider lists, a turn starts the sandbox, the list arrives."""
+    """The sandbox stopped by itself; the rows are read, the provider lists, a turn starts it, the list arrives."""
     me = holder()
     answer = await one.acquire("s", 1, holder=me)
-    await one.release("s", 1, reason="IDLE_EXPIRED")
+    await one.release("s", 1)
+    await one.provider.stop((await one.row(answer.sandbox_id)).reference)
     slow = one.switches.pause("list", after=True)
     passing = asyncio.create_task(one.parts.reconciler.run(confirm_unknown=False))
     await one.switches.entered["list"].wait()
@@ -318,3 +322,53 @@ async def test_a_provider_that_says_not_found_is_believed(one: Replica) -> None:
     one.switches.fail = {"stop": [InstanceNotFound("404")]}
     assert await one.release("s", 1, reason="IDLE_EXPIRED") is Disposition.DELETED
     assert (await one.row(answer.sandbox_id)).observed is Observed.GONE
+
+
+async def test_a_sandbox_on_its_way_out_still_counts_against_the_warm_cap(postgres_dsn: str, root: Path) -> None:
+    me = holder()
+    async with replica(postgres_dsn, root, local_warm_cap=1) as one:
+        for session in ("first", "second", "third"):
+            await one.acquire(session, holder=me)
+        assert await one.release("first") is Disposition.PARKED
+        slow = one.switches.pause("stop")
+        releasing = asyncio.create_task(one.release("second"))
+        await one.switches.entered["stop"].wait()
+        # The first one is being stopped to make room for the second: there is no room for a third.
+        assert await one.parts.store.slots_used() == {"local": 1}
+        third = asyncio.create_task(one.release("third"))
+        done, _ = await asyncio.wait([third], timeout=0.3)
+        assert not done, "it is being stopped itself"
+        slow.set()
+        assert await releasing is Disposition.PARKED
+        assert await third is Disposition.STOPPED
+        assert await one.parts.store.slots_used() == {"local": 1}
+    await clear(root)
+
+
+async def test_a_turn_that_takes_a_sandbox_first_saves_it_from_eviction(postgres_dsn: str, root: Path) -> None:
+    me = holder()
+    async with replica(postgres_dsn, root, local_warm_cap=1) as one:
+        first = await one.acquire("first", 1, holder=me)
+        await one.acquire("second", 1, holder=me)
+        assert await one.release("first", 1) is Disposition.PARKED
+        victim = await one.parts.store.least_recently_parked("local")
+        assert victim is not None
+        assert (await one.acquire("first", 2, holder=me)).how is How.ATTACHED
+        # Whoever chose the victim before that loses the compare-and-set.
+        assert await one.parts.reconciler._transitions.stop(victim) is None
+        assert await one.release("second", 1) is Disposition.PARKED
+        assert members(first.sandbox_id)
+    await clear(root)
+
+
+async def test_a_renewal_that_arrives_last_saves_the_lease(one: Replica) -> None:
+    me = holder()
+    answer = await one.acquire("s", 1, holder=me)
+    seen = await one.row(answer.sandbox_id)
+    await one.parts.store.renew(me, [Renewal(Key("p1", "s"), Claim(1, 1), active=True)], refresh_after=240)
+    assert await one.parts.releaser.lapse(answer.sandbox_id, seen.claim, seen.renewals) is None
+    assert members(answer.sandbox_id)
+    now = await one.row(answer.sandbox_id)
+    assert await one.parts.releaser.lapse(answer.sandbox_id, Claim(2, 1), now.renewals) is None
+    assert await one.parts.releaser.lapse(answer.sandbox_id, now.claim, now.renewals) is not None
+    assert members(answer.sandbox_id) == []

@@ -196,9 +196,13 @@ async def test_a_service_that_was_frozen_ends_nothing_by_what_it_saw_before(
 ) -> None:
     answer = await sandboxes.acquire("s", holder=ME)
     await sandboxes.renew(ME, ("s", 1, 1))
+    # It has seen this renewal, so nothing but the gap tells it that it knows nothing of the time in between.
+    await asyncio.sleep(3 * float(FAST["HEARTH_LEASE_READ_INTERVAL"]))
     service.freeze()
     await asyncio.sleep(LEASE + 0.5)
     service.thaw()
+    # The holder was out of reach too and renews when it gets to it; the service has read the lease again by then.
+    await asyncio.sleep(3 * float(FAST["HEARTH_LEASE_READ_INTERVAL"]))
     for _ in range(5):
         (outcome,) = await sandboxes.renew(ME, ("s", 1, 1))
         assert outcome.outcome == sandbox_pb2.RENEWAL_OUTCOME_OK

@@ -22,6 +22,8 @@ from tests.support.sandboxes import (
     until_dead,
 )
 
+ENVIRONMENT = {"HEARTH_PROBE_TIMEOUT": "1"}
+
 
 async def test_the_life_of_a_sandbox(
     sandboxes: Sandboxes, session: str, holder: str, http: aiohttp.ClientSession
