@@ -21,6 +21,8 @@ from services.relay.wire import Place, event_of, event_reply, item_reply, join, 
 
 Write = Callable[[bytes], Awaitable[None]]
 
+_SHUTTING_DOWN = "this process is shutting down; resume with the cursor given"
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -68,6 +70,7 @@ class Reader:
         self._task: asyncio.Task[object] | None = None
         self._cut: HearthError | None = None
         self._writing_since: float | None = None
+        self._writing_to: Place | None = None
         self._wrote_at = clock.monotonic()
 
     # --- what the process does to it ---
@@ -86,13 +89,7 @@ class Reader:
         """Time passed: heartbeat, or give up on a reader that takes nothing."""
         if self._writing_since is not None:
             if now - self._writing_since >= self._settings.relay_slow_reader:
-                self._end_with(
-                    Unavailable(
-                        "this reader took nothing for too long; resume with the cursor given",
-                        reason="SLOW_READER",
-                        metadata=self._place.metadata(),
-                    )
-                )
+                self._end_with("this reader took nothing for too long; resume with the cursor given", "SLOW_READER")
         elif now - self._wrote_at >= self._settings.relay_heartbeat:
             self.wake()
 
@@ -103,11 +100,13 @@ class Reader:
 
     def cut(self) -> None:
         """End now, though nothing can be written."""
-        self._end_with(_shutting_down(self._place))
+        self._end_with(_SHUTTING_DOWN, "SHUTTING_DOWN")
 
-    def _end_with(self, error: HearthError) -> None:
+    def _end_with(self, message: str, reason: str) -> None:
         if self._cut is None and self._task is not None:
-            self._cut = error
+            # What is being written cannot be called back: the status comes behind it.
+            place = self._writing_to or self._place
+            self._cut = Unavailable(message, reason=reason, metadata=place.metadata())
             # A blocked write cannot be told anything; cancelling it leaves the stream to the status.
             self._task.cancel()
 
@@ -121,7 +120,9 @@ class Reader:
             while True:
                 await self._follow()
         except _Closed:
-            raise _shutting_down(self._place) from None
+            raise Unavailable(
+                _SHUTTING_DOWN, reason="SHUTTING_DOWN", metadata=self._place.metadata(), retry_after=0.1
+            ) from None
         except asyncio.CancelledError:
             if self._cut is None or self._task is None:
                 raise
@@ -264,9 +265,9 @@ class Reader:
 
     async def _write(self, reply: bytes, place: Place | None = None) -> None:
         """Send one response; once it was taken, the reader stands at `place`."""
-        self._writing_since = self._clock.monotonic()
+        self._writing_since, self._writing_to = self._clock.monotonic(), place
         await self._send(reply)
-        self._writing_since = None
+        self._writing_since, self._writing_to = None, None
         self._wrote_at = self._clock.monotonic()
         if place is not None:
             self._place = place
@@ -339,12 +340,3 @@ def _leads_to(place: Place, pinned: Place) -> bool:
     if place.sequence == pinned.sequence:
         return place == pinned
     return place.sequence < pinned.sequence and place.log_id in ("", pinned.log_id)
-
-
-def _shutting_down(place: Place) -> Unavailable:
-    return Unavailable(
-        "this process is shutting down; resume with the cursor given",
-        reason="SHUTTING_DOWN",
-        metadata=place.metadata(),
-        retry_after=0.1,
-    )

@@ -313,6 +313,8 @@ class StrictReader:
         self.recording: Recording = []
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._taking = asyncio.Event()
+        self._taking.set()
 
     # --- what it got, over all connections ---
 
@@ -398,6 +400,14 @@ class StrictReader:
         await self.disconnect()
         self.connect()
 
+    def pause(self) -> None:
+        """Take nothing more, but stay connected."""
+        self._taking.clear()
+
+    def go_on(self) -> None:
+        """Take again."""
+        self._taking.set()
+
     async def until(self, condition: Callable[[], object], timeout: float = 15.0) -> None:
         """Return when `condition` holds; AssertionError when it does not in time or the connection ends before."""
         try:
@@ -425,6 +435,13 @@ class StrictReader:
         """Return when an event of this type came."""
         await self.until(lambda: event_type in self.types)
 
+    async def until_ended_or(self, event_type: str, timeout: float = 30.0) -> None:
+        """Return when the connection is over or an event of this type came."""
+        async with asyncio.timeout(timeout):
+            while not self.ended and event_type not in self.types:
+                self._changed.clear()
+                await self._changed.wait()
+
     async def until_ended(self, timeout: float = 15.0) -> None:
         """Return when the connection is over."""
         assert self._task is not None
@@ -446,11 +463,13 @@ class StrictReader:
                     elif item.HasField("ready") and self.cursor is None:
                         self.cursor = item.ready.cursor
                 self._changed.set()
+                await self._taking.wait()
         except grpc.aio.AioRpcError as error:
             connection.error = error
         finally:
             call.cancel()
-            self._changed.set()
+            # Seen only once this task is done.
+            asyncio.get_running_loop().call_soon(self._changed.set)
 
     def _story(self) -> str:
         lines = [str(item).replace("\n", " ")[:160] for item in self.items]

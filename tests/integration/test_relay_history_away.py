@@ -1,0 +1,82 @@
+"""History away: frames flow, readers keep their streams and are told; new ones are refused in bounded time."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+import pytest
+
+from services.chassis.errors import from_rpc_error
+from tests.support import events
+from tests.support.relay_reader import StrictReader, reading
+from tests.support.relay_stack import RelayStack, relay_stack
+from tests.support.relay_turns import append
+from tests.support.servers import Servers
+
+
+def away(reader: StrictReader) -> bool:
+    told = reader.of_kind("degraded")
+    return bool(told) and told[-1].degraded.on
+
+
+async def refused_in_time(stack: RelayStack, reader: StrictReader) -> None:
+    begun = time.monotonic()
+    await reader.until_ended(timeout=10)
+    assert time.monotonic() - begun < 8
+    assert reader.error is not None
+    error = from_rpc_error(reader.error)
+    assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "DEPENDENCY_UNAVAILABLE")
+    assert error.metadata["sequence"] == "0"
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+async def test_history_goes_and_comes_back(servers: Servers, postgres_dsn: str, how: str) -> None:
+    async with relay_stack(servers, postgres_dsn) as stack:
+        turn = stack.turn()
+        await turn.start()
+        await turn.say("m", "a")
+        async with reading(stack.channel(), turn.session) as reader:
+            await reader.until_ready()
+            if how == "killed":
+                stack.history.kill9()
+            else:
+                stack.history.freeze()
+            await reader.until(lambda: reader.of_kind("degraded"), timeout=10)
+            assert [(item.degraded.what, item.degraded.on) for item in reader.items if item.HasField("degraded")] == [
+                ("history", True)
+            ]
+            await turn.say("m", "b")
+            await reader.until_text("m", "ab")
+            for session in (turn.session, events.key()):
+                async with reading(stack.channel(), session) as newcomer:
+                    await refused_in_time(stack, newcomer)
+            if how == "killed":
+                await stack.history.restart()
+            else:
+                stack.history.thaw()
+            await turn.complete("m")
+            await turn.end()
+            await reader.until_type("execution.completed")
+            await reader.until(lambda: not reader.of_kind("degraded")[-1].degraded.on)
+            assert reader.gaps == []
+            async with reading(stack.channel(), turn.session) as newcomer:
+                await newcomer.until_ready()
+                assert newcomer.sequences == [1, 2, 3]
+
+
+async def test_events_committed_while_the_relay_could_not_read_are_found(servers: Servers, postgres_dsn: str) -> None:
+    """A notice too large to carry its event, and history frozen before the relay reads it."""
+    async with relay_stack(servers, postgres_dsn, HEARTH_RELAY_HISTORY_TIMEOUT="0.5") as stack:
+        session = events.key()
+        await append(stack.channel(stack.history), session, events.custom())
+        async with reading(stack.channel(), session) as reader:
+            await reader.until_ready()
+            for sequence in range(2, 5):
+                await append(stack.channel(stack.history), session, events.custom(200_000))
+                stack.history.freeze()
+                await reader.until(
+                    lambda: reader.of_kind("degraded")[-1:] and reader.of_kind("degraded")[-1].degraded.on
+                )
+                stack.history.thaw()
+                await reader.until_sequence(sequence)
