@@ -92,6 +92,10 @@ class _Acquired(_PoolAcquireContext):
             return await super().__aenter__()
         except TimeoutError:
             raise _no_connection() from None
+        except asyncpg.PostgresError as error:
+            # Whatever it says, it refuses a connection, not a statement: a start-up, a failover, a changed password.
+            logger.warning("Postgres refuses a connection", extra={"sqlstate": error.sqlstate})
+            raise dependency_unavailable("Postgres", "refuses connections") from error
 
     async def __aexit__(self, *exc: Any) -> None:
         # A cancelled or timed-out command may still run at the server. Its cancel request could hit whatever the next
