@@ -96,7 +96,7 @@ class ExecutionWriter:
         self.refused: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
         self.execution = execution
         self._outlet = outlet
-        self._key = (session.project, session.session)
+        self.key = (session.project, session.session)
         self._frames = FrameBuffer(session, execution, limit=outlet.limits.frames, fenced=self._fenced_by_relay)
         self._tally = Tally(execution, self._refuse)
         self._next_index = 0
@@ -209,7 +209,7 @@ class ExecutionWriter:
             item.frames_through = last.frames_through
             item.hold_until = self._outlet.clock.monotonic() + self._outlet.limits.hold
         item.wait()
-        self._outlet.send(self._key, item)
+        self._outlet.send(self.key, item)
 
     def _fill(self, event: event_pb2.Event) -> event_pb2.Event:
         event.scope = event_pb2.EVENT_SCOPE_RUNNER
@@ -253,7 +253,7 @@ class ExecutionWriter:
         if refusal.reason != "HISTORY_UNAVAILABLE":
             tally = self._tally
             self._outlet.withdraw(
-                self._key, lambda item: isinstance(item, Output) and item.tally is tally, WriterRefused(refusal)
+                self.key, lambda item: isinstance(item, Output) and item.tally is tally, WriterRefused(refusal)
             )
 
     def _fenced_by_relay(self, current: session_pb2.ExecutionRef) -> None:

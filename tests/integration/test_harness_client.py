@@ -42,6 +42,7 @@ from services.pool.harness.port import (
 from services.pool.harness.rpc import RpcLimits
 from services.pool.harness.runs import AcpRun
 from services.pool.harness.sse import StreamLimits
+from tests.support.cutter import Cutter
 from tests.support.harness import SCRIPTED_AGENT, Agent, HarnessDaemon, agentd, real_sandbox_agent
 
 EXECUTION = "5f0c7cf6-3f0a-4c39-9a53-6c1b5d3a5a10"
@@ -479,82 +480,6 @@ async def test_a_daemon_that_dies_in_the_middle_is_unreachable_in_time(tmp_path:
 
 
 # Streams that break
-
-
-class Cutter:
-    """A TCP proxy in front of a daemon, which can cut its connections or let them (or the streams) go silent."""
-
-    def __init__(self, url: str) -> None:
-        self._host, _, port = url.removeprefix("http://").partition(":")
-        self._port = int(port)
-        self._writers: set[asyncio.StreamWriter] = set()
-        self.silent = False
-        self.cut_after: int | None = None
-        self.connections = 0
-        self.url = ""
-
-    async def __aenter__(self) -> Cutter:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        self.cut()
-        await self._server.wait_closed()
-
-    def cut(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
-        mine = {writer, far_writer}
-        self._writers |= mine
-        head = await reader.read(4096)
-        far_writer.write(head)
-        # Silence holds for the streams that are open when it begins.
-        deaf = asyncio.Event()
-        if head.startswith(b"GET"):
-            self._deaf = deaf
-        try:
-            await asyncio.gather(self._copy(reader, far_writer), self._answer(far_reader, writer, deaf))
-        except ConnectionError:
-            pass
-        finally:
-            self._writers -= mine
-            for end in mine:
-                end.transport.abort()
-
-    def fall_silent(self) -> None:
-        """No connection brings anything any more."""
-        self.silent = True
-
-    def silence_stream(self) -> None:
-        """The newest stream brings nothing any more."""
-        self._deaf.set()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deaf: asyncio.Event) -> None:
-        while data := await reader.read(4096):
-            if self.silent or deaf.is_set():
-                continue
-            if self.cut_after is not None:
-                self.cut_after -= len(data)
-                if self.cut_after < 0:
-                    self.cut_after = None
-                    self.cut()
-                    return
-            writer.write(data)
-            await writer.drain()
-        writer.close()
-
-    @staticmethod
-    async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(4096):
-            writer.write(data)
-            await writer.drain()
-        writer.close()
 
 
 async def test_a_stream_that_is_cut_again_and_again_loses_and_doubles_nothing(house: House) -> None:
