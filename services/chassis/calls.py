@@ -9,7 +9,6 @@ on the other side would be orphans, and they replace the call of a stream by a g
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
@@ -19,51 +18,11 @@ import grpc.aio
 from opentelemetry import propagate, trace
 from opentelemetry.trace import SpanKind
 
+from hearth.channel import OPTIONS
 from services.chassis.deadlines import bounded
 from services.chassis.scopes import is_open
 from services.chassis.settings import ChassisSettings
 from services.chassis.spans import CallSpan
-
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-KEEPALIVE_MILLISECONDS = 30_000
-
-# Every RPC is safe to repeat (request ids, event ids, claims), so gRPC may repeat it when the answer never came. Any
-# other code says that the request arrived.
-_SERVICE_CONFIG = json.dumps(
-    {
-        "methodConfig": [
-            {
-                "name": [{}],
-                "retryPolicy": {
-                    "maxAttempts": 4,
-                    "initialBackoff": "0.1s",
-                    "maxBackoff": "2s",
-                    "backoffMultiplier": 2,
-                    "retryableStatusCodes": ["UNAVAILABLE"],
-                },
-            }
-        ]
-    }
-)
-
-OPTIONS: tuple[tuple[str, Any], ...] = (
-    ("grpc.service_config", _SERVICE_CONFIG),
-    ("grpc.enable_retries", 1),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    # A parked channel is checked too, else its next call waits for TCP to find out that the other side is gone.
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 3_000),
-    # Its growing windows let a stalled reader swallow megabytes before the writer notices.
-    ("grpc.http2.bdp_probe", 0),
-    # One connection for each channel object, so that closing a channel closes its connection.
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 _Metadata = grpc.aio.Metadata | Sequence[tuple[str, str | bytes]] | None
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 import asyncpg
@@ -17,25 +16,20 @@ import grpc.aio
 import redis.exceptions
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from hearth import errors as wire
+
 DOMAIN = "hearth.dev"
-DETAILS_KEY = "grpc-status-details-bin"
+DETAILS_KEY = wire.DETAILS_KEY
 # What a caller is told to wait when a database or the bus is away: long enough for a restart, short for a person.
 DEPENDENCY_RETRY_SECONDS = 1.0
 
 FieldViolation = tuple[str, str]
 _M = TypeVar("_M", bound=Message)
 
-
-@dataclass(frozen=True, slots=True)
-class Resource:
-    """The thing an error is about, as `google.rpc.ResourceInfo` names it."""
-
-    type: str
-    name: str
-    description: str = ""
+Resource = wire.Resource
 
 
 class HearthError(Exception):
@@ -247,48 +241,16 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> HearthError:
 
     A status without our details (made by gRPC itself, by a proxy) becomes the class of its code, reason UNSPECIFIED.
     """
-    kind = _BY_CODE.get(error.code(), Internal)
-    message = error.details() or error.code().name
-    status = _status_of(error)
-    if status is None:
-        return kind(message, reason="UNSPECIFIED")
-    reason, metadata = "UNSPECIFIED", dict[str, str]()
-    violations: list[FieldViolation] = []
-    retry_after: float | None = None
-    resource: Resource | None = None
-    further: list[Message] = []
-    for packed in status.details:
-        info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
-        retry, about = error_details_pb2.RetryInfo(), error_details_pb2.ResourceInfo()
-        if packed.Unpack(info):
-            reason, metadata = info.reason, dict(info.metadata)
-        elif packed.Unpack(bad):
-            violations += [(violation.field, violation.description) for violation in bad.field_violations]
-        elif packed.Unpack(retry):
-            retry_after = retry.retry_delay.ToNanoseconds() / 1e9
-        elif packed.Unpack(about):
-            resource = Resource(about.resource_type, about.resource_name, about.description)
-        else:
-            further.append(packed)
-    return kind(
-        message,
-        reason=reason,
-        metadata=metadata,
-        field_violations=violations,
-        retry_after=retry_after,
-        resource=resource,
-        details=further,
+    found = wire.read_error(error)
+    return _BY_CODE.get(found.code, Internal)(
+        found.message,
+        reason=found.reason or "UNSPECIFIED",
+        metadata=found.metadata,
+        field_violations=found.field_violations,
+        retry_after=found.retry_after,
+        resource=found.resource,
+        details=found.details,
     )
-
-
-def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
-    for key, value in error.trailing_metadata() or ():
-        if key == DETAILS_KEY and isinstance(value, bytes):
-            try:
-                return status_pb2.Status.FromString(value)
-            except DecodeError:
-                return None
-    return None
 
 
 _POSTGRES_AWAY: tuple[type[Exception], ...] = (

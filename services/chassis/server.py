@@ -27,9 +27,9 @@ import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from hearth.channel import MAX_MESSAGE_BYTES
 from services.chassis import telemetry
 from services.chassis.auth import AuthInterceptor, TokenFile
-from services.chassis.calls import MAX_MESSAGE_BYTES
 from services.chassis.clock import Clock, Ids, SystemClock, SystemIds
 from services.chassis.health import Health
 from services.chassis.interceptors import ErrorInterceptor, Streams, TelemetryInterceptor, shutting_down

@@ -41,7 +41,7 @@ text = st.text(st.characters(codec="utf-8"), max_size=20)
 
 @given(
     message=text,
-    reason=text,
+    reason=text.filter(bool),
     metadata=st.dictionaries(text, text, max_size=3),
     violations=st.lists(st.tuples(text, text), max_size=3),
     retry_after=st.none() | st.floats(0, 86_400).map(lambda seconds: round(seconds, 3)),
