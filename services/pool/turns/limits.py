@@ -60,13 +60,15 @@ class LimitWatch:
         now = clock.monotonic()
         self._turn_ends = now + limits.turn
         self._first_ends: float | None = now + limits.first_response
-        self._idle_ends = now + limits.idle
+        self._idle_ends = 0.0
         self._tools: dict[str, float] = {}
         self._sooner = asyncio.Event()
 
     def progress(self) -> None:
-        """The agent sent something."""
-        self._first_ends = None
+        """The agent sent something: from its first output on only silence counts."""
+        if self._first_ends is not None:
+            self._first_ends = None
+            self._sooner.set()
         self._idle_ends = self._clock.monotonic() + self._limits.idle
 
     def tool_started(self, tool_call_id: str) -> None:
@@ -81,9 +83,11 @@ class LimitWatch:
 
     def next(self) -> tuple[float, str]:
         """When the next limit is passed, on the clock's monotonic time, and its reason."""
-        ends = [(self._turn_ends, "TURN_LIMIT"), (self._idle_ends, "IDLE_LIMIT")]
+        ends = [(self._turn_ends, "TURN_LIMIT")]
         if self._first_ends is not None:
             ends.append((self._first_ends, "FIRST_RESPONSE_LIMIT"))
+        else:
+            ends.append((self._idle_ends, "IDLE_LIMIT"))
         if self._tools:
             ends.append((min(self._tools.values()), "TOOL_LIMIT"))
         return min(ends)

@@ -1,0 +1,202 @@
+"""Bad input is refused with the field named and changes nothing; what is not built says so, and what to use instead."""
+
+from __future__ import annotations
+
+import uuid
+
+import grpc
+import pytest
+
+from hearth.pool.v1 import pool_pb2, pool_service_pb2, replica_service_pb2, replica_service_pb2_grpc
+from hearth.sandbox.v1 import sandbox_pb2
+from hearth.session.v1 import session_pb2 as sessions
+from hearth.session.v1 import session_service_pb2 as calls
+from hearth.types.v1 import content_pb2, session_pb2
+from tests.contract.pool.house import Backend, House, key, text_content
+from tests.contract.pool.refusals import refused
+
+
+def message(**changes: object) -> calls.SendInputRequest:
+    """A good request, but for what is changed."""
+    request = calls.SendInputRequest(session=key(), request_id="r", content=text_content("hello"))
+    for name, value in changes.items():
+        if name in {"request_id", "on_busy"}:
+            setattr(request, name, value)
+            continue
+        request.ClearField(name)  # type: ignore[arg-type]
+        if name == "content":
+            request.content.extend(value)  # type: ignore[arg-type]
+        else:
+            getattr(request, name).CopyFrom(value)
+    return request
+
+
+def part(**kind: object) -> content_pb2.ContentPart:
+    """One part of a message."""
+    return content_pb2.ContentPart(**kind)  # type: ignore[arg-type]
+
+
+def spec(**fields: object) -> sessions.SessionSpec:
+    """A spec."""
+    return sessions.SessionSpec(**fields)  # type: ignore[arg-type]
+
+
+_STDIO = sessions.McpStdio(command=["x"])
+_WRONG: list[tuple[str, calls.SendInputRequest]] = [
+    ("session.project", message(session=session_pb2.SessionKey(session="s"))),
+    ("session.session", message(session=session_pb2.SessionKey(project="p", session="x" * 129))),
+    ("session.session", message(session=session_pb2.SessionKey(project="p", session="a b"))),
+    ("request_id", message(request_id="")),
+    ("request_id", message(request_id="x" * 256)),
+    ("content", message(content=[])),
+    ("content", message(content=text_content("x") * 65)),
+    ("content", message(content=text_content("  \n"))),
+    ("content[0]", message(content=[content_pb2.ContentPart()])),
+    ("content[0].text.text", message(content=text_content("a\0b"))),
+    ("content[0].text.text", message(content=text_content("x" * (256 * 1024 + 1)))),
+    ("content", message(content=text_content("x" * (250 * 1024)) * 5)),
+    ("content[0].resource_link.uri", message(content=[part(resource_link=content_pb2.ResourceLinkPart(name="x"))])),
+    ("content[0].inline_media", message(content=[part(inline_media=content_pb2.InlineMediaPart(data=b"x"))])),
+    ("on_busy", message(on_busy=17)),
+    ("spec.agent", message(spec=spec(agent="nobody"))),
+    ("spec.sandbox.provider", message(spec=spec(sandbox=sandbox_pb2.SandboxSpec(provider="moon")))),
+    ("spec.sandbox.agent", message(spec=spec(sandbox=sandbox_pb2.SandboxSpec(agent="scripted")))),
+    ("spec.sandbox.image", message(spec=spec(sandbox=sandbox_pb2.SandboxSpec(image="a", snapshot="b")))),
+    ("spec.sandbox.env", message(spec=spec(sandbox=sandbox_pb2.SandboxSpec(env={"A B": "x"})))),
+    (
+        "spec.sandbox.network.allow[0]",
+        message(spec=spec(sandbox=sandbox_pb2.SandboxSpec(network=sandbox_pb2.NetworkPolicy(allow=["x"])))),
+    ),
+    ("spec.mcp_servers[0]", message(spec=spec(mcp_servers=[sessions.McpServer(name="a")]))),
+    (
+        "spec.mcp_servers[1].name",
+        message(spec=spec(mcp_servers=[sessions.McpServer(name="a", stdio=_STDIO)] * 2)),
+    ),
+    (
+        "spec.permissions.rules[0].tool",
+        message(
+            spec=spec(
+                permissions=sessions.PermissionPolicy(
+                    rules=[sessions.PermissionRule(tool="a*b", action=sessions.PERMISSION_ACTION_ALLOW)]
+                )
+            )
+        ),
+    ),
+    (
+        "expected_transcript.entries[0]",
+        message(expected_transcript=sessions.ExpectedTranscript(entries=[sessions.TranscriptEntry()])),
+    ),
+]
+
+
+@pytest.mark.parametrize(("field", "request_"), _WRONG, ids=[f"{n}-{field}" for n, (field, _) in enumerate(_WRONG)])
+async def test_a_wrong_field_is_named(backend: Backend, field: str, request_: calls.SendInputRequest) -> None:
+    error = await refused(backend.sessions.SendInput(request_))
+    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert field in [name for name, _ in error.field_violations]
+    if request_.session.project == "acme":
+        assert (await refused(backend.session(request_.session))).reason == "SESSION_NOT_FOUND"
+
+
+async def test_five_mebibytes_are_refused_and_the_service_goes_on(backend: Backend) -> None:
+    error = await refused(backend.sessions.SendInput(message(content=text_content("x" * (5 * 1024 * 1024)))))
+    assert error.code in {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT}
+    ending = await backend.run(key(), "hello")
+    assert ending.HasField("execution_completed")
+
+
+_ASK = sessions.PermissionPolicy(default_action=sessions.PERMISSION_ACTION_ASK)
+_ASK_RULE = sessions.PermissionPolicy(
+    rules=[sessions.PermissionRule(tool="edit", action=sessions.PERMISSION_ACTION_ASK)]
+)
+_BINDING = sessions.CredentialBinding(credential="a", target="A")
+_NOT_BUILT: list[tuple[str, calls.SendInputRequest]] = [
+    ("spec.permissions.default_action", message(spec=spec(permissions=_ASK))),
+    ("spec.permissions.rules[0].action", message(spec=spec(permissions=_ASK_RULE))),
+    ("spec.credentials", message(spec=spec(credentials=[_BINDING]))),
+    ("on_busy", message(on_busy=sessions.ON_BUSY_STEER)),
+    ("content[0].attachment", message(content=[part(attachment=content_pb2.AttachmentPart(attachment_id="x"))])),
+]
+
+
+@pytest.mark.parametrize(("field", "request_"), _NOT_BUILT, ids=[field for field, _ in _NOT_BUILT])
+async def test_what_is_not_built_says_what_to_use(
+    backend: Backend, field: str, request_: calls.SendInputRequest
+) -> None:
+    error = await refused(backend.sessions.SendInput(request_))
+    assert (error.code, error.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_IMPLEMENTED")
+    assert [name for name, _ in error.field_violations] == [field]
+    assert (await refused(backend.session(request_.session))).reason == "SESSION_NOT_FOUND"
+
+
+async def test_calls_that_are_not_built(backend: Backend) -> None:
+    session = key()
+    answers = [
+        backend.sessions.AnswerInteractions(calls.AnswerInteractionsRequest(session=session, request_id="r")),
+        backend.sessions.SendInputNow(calls.SendInputNowRequest(session=session, request_id="r")),
+        backend.sessions.PutAttachment(iter([calls.PutAttachmentRequest()])),
+        backend.sessions.PutCredential(calls.PutCredentialRequest(project="acme", request_id="r", name="x", value="y")),
+        backend.sessions.DeleteCredential(calls.DeleteCredentialRequest(project="acme", request_id="r", name="x")),
+    ]
+    for answer in answers:
+        assert (await refused(answer)).reason == "NOT_IMPLEMENTED"
+    listed = await backend.sessions.ListCredentials(calls.ListCredentialsRequest(project="acme"))
+    assert not listed.credentials
+
+
+async def test_unknown_things(backend: Backend) -> None:
+    session = key()
+    nothing = str(uuid.uuid4())
+    for call in (
+        backend.session(session),
+        backend.execution(session, nothing),
+        backend.command(session, nothing),
+        backend.stop(session, nothing),
+        backend.sessions.ListInputs(calls.ListInputsRequest(session=session)),
+        backend.sessions.ListInteractions(calls.ListInteractionsRequest(session=session)),
+        backend.sessions.ResumeQueue(calls.ResumeQueueRequest(session=session, request_id="r")),
+        backend.sessions.KillSession(calls.KillSessionRequest(session=session, request_id="r")),
+        backend.sessions.DeleteSession(calls.DeleteSessionRequest(session=session, request_id="r")),
+    ):
+        assert (await refused(call)).reason == "SESSION_NOT_FOUND"
+    ending = await backend.run(session, "hello")
+    assert (await refused(backend.execution(session, nothing))).reason == "EXECUTION_NOT_FOUND"
+    assert (await refused(backend.command(session, nothing))).reason == "COMMAND_NOT_FOUND"
+    other = key()
+    await backend.run(other, "hello")
+    assert (await refused(backend.execution(other, ending.execution_id))).reason == "EXECUTION_NOT_FOUND"
+    for wrong in ("x", "{" + nothing + "}", nothing.replace("-", "")):
+        error = await refused(backend.execution(session, wrong))
+        assert [name for name, _ in error.field_violations] == ["execution_id"]
+    for token in ("x", "W10=", "WyJhIl0="):
+        for listing in (
+            backend.sessions.ListInputs(calls.ListInputsRequest(session=session, page_token=token)),
+            backend.sessions.ListSessions(calls.ListSessionsRequest(project="acme", page_token=token)),
+        ):
+            error = await refused(listing)
+            assert [name for name, _ in error.field_violations] == ["page_token"]
+
+
+async def test_a_stop_says_what_it_means(backend: Backend) -> None:
+    error = await refused(backend.stop(key()))
+    assert [name for name, _ in error.field_violations] == ["execution_id", "seen_epoch"]
+
+
+async def test_operators_see_the_replica(backend: Backend, house: House) -> None:
+    session = key()
+    await backend.run(session, "hello")
+    await backend.idle_entry(session)
+    stats = await backend.pools.GetPoolStats(pool_service_pb2.GetPoolStatsRequest())
+    assert stats.turns_by_outcome["completed"] >= 1
+    assert stats.entries_by_state["IDLE"] >= 1
+    replicas = (await backend.pools.ListReplicas(pool_service_pb2.ListReplicasRequest())).replicas
+    assert [replica.holder for replica in replicas] == [stats.holder]
+    assert replicas[0].address == house.pool.address
+    wrong = pool_service_pb2.DrainReplicaRequest(holder=str(uuid.uuid4()), request_id="r")
+    assert (await refused(backend.pools.DrainReplica(wrong))).reason == "NOT_FOUND"
+    async with grpc.aio.insecure_channel(house.pool.address) as channel:
+        replica = replica_service_pb2_grpc.ReplicaServiceStub(channel)
+        nudge = replica_service_pb2.NudgeRequest(session=session, epoch=1, holder=stats.holder)
+        assert (await replica.Nudge(nudge)).receipt == pool_pb2.NUDGE_RECEIPT_ACCEPTED
+        nudge.holder = str(uuid.uuid4())
+        assert (await replica.Nudge(nudge)).receipt == pool_pb2.NUDGE_RECEIPT_NOT_HELD
