@@ -44,10 +44,11 @@ class CallSpan:
         """End the span with the outcome of its call; a span that has ended stays as it is."""
         if self._timer is not None:
             self._timer.cancel()
-        if self.span.is_recording():
-            self.span.set_attribute("rpc.grpc.status_code", code.value[0])
-            if code in _FAULTS:
-                self.span.set_status(Status(StatusCode.ERROR, code.name))
+        if not self.span.is_recording():
+            return
+        self.span.set_attribute("rpc.grpc.status_code", code.value[0])
+        if code in _FAULTS:
+            self.span.set_status(Status(StatusCode.ERROR, code.name))
         self.span.end()
 
     def _leave_open(self) -> None:

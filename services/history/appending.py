@@ -46,8 +46,7 @@ class AppendCall:
     def __init__(self, committer: Committer, requests: AsyncIterator[wire.RawAppend]) -> None:
         self._committer = committer
         self._requests = requests
-        self._order = Order()
-        self._traceparent = telemetry.inject()
+        self._order = Order(telemetry.inject())
         self._pending: deque[_Pending] = deque()
         self._size = 0
         self._read = 0
@@ -115,7 +114,7 @@ class AppendCall:
         for found in sets:
             if found.key[0]:
                 require_project(found.key[0])
-        submission = self._committer.submit(sets, self._order, self._traceparent)
+        submission = self._committer.submit(sets, self._order)
         size = sum(len(event) for found in request.sets for event in found.events)
         self._put(_Pending(number, size, submission.done))
 

@@ -37,7 +37,10 @@ class Committer:
         return self._lanes
 
     def submit(self, sets: Sequence[CheckedSet], order: Order, traceparent: str = "") -> Submission:
-        """Queue a request. Raises `ResourceExhausted` when the queue is full, and what stopped its order before."""
+        """Queue a request; `traceparent` stands for the sets that tell none of their own.
+
+        Raises `ResourceExhausted` when the queue is full, and what stopped its order before.
+        """
         if order.failure is not None:
             raise order.failure
         if self._closing:

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import asyncpg
-from opentelemetry.context import Context
 
-from services.chassis import telemetry
 from services.chassis.clock import Ids
 from services.chassis.errors import HearthError, dependency_unavailable
 from services.chassis.interceptors import shutting_down
@@ -35,12 +33,12 @@ from services.history.ledger import (
     Stored,
     unread,
 )
+from services.history.spans import CommitSpan, committing
 from services.history.validate import Key
 from services.history.work import Part, Work, halves
 
 logger = logging.getLogger(__name__)
 
-_MAX_LINKS = 32
 # Read, decide, write; then once more as somebody else was faster; then with the rows locked. Even that can fail, when
 # another process makes the log in between; it can hardly do so again and again.
 _ATTEMPTS = 6
@@ -101,7 +99,7 @@ class Lane:
         # The newest state of logs that were written lately. Never trusted: each write compares its revision.
         self._remembered: OrderedDict[Key, LogState] = OrderedDict()
         # Of the commit in flight.
-        self._traceparent = ""
+        self._span: CommitSpan | None = None
         # Of what waits or is in flight.
         self.events = 0
         self.size = 0
@@ -184,13 +182,7 @@ class Lane:
                 self.idle.set()
 
     async def _commit(self, group: Sequence[Work], connection: Connection) -> None:
-        links = list(dict.fromkeys(work.traceparent for work in group if work.traceparent))[:_MAX_LINKS]
-        attributes = {
-            "hearth.sessions": len({work.key for work in group}),
-            "hearth.events": sum(len(work.records) for work in group),
-        }
-        with telemetry.span("history.commit", parent=Context(), links=links, attributes=attributes):
-            self._traceparent = telemetry.inject()
+        with committing(group) as self._span:
             await self._settle([Part(work, 0, len(work.records)) for work in group], connection)
 
     async def _settle(self, parts: Sequence[Part], connection: Connection) -> None:
@@ -280,7 +272,8 @@ class Lane:
             if len(self._remembered) > self._limits.remembered_logs:
                 self._remembered.popitem(last=False)
         if draft.writes.appended:
-            self._notices.committed(key, state.log_id, before.tail_id, draft.writes.appended, self._traceparent)
+            traceparent = self._span.traceparent(parts[0].work) if self._span is not None else ""
+            self._notices.committed(key, state.log_id, before.tail_id, draft.writes.appended, traceparent)
         for part, decisions in zip(parts, decided.decisions, strict=True):
             part.work.answer(decisions)
 

@@ -47,6 +47,7 @@ class CheckedSet:
     atomic: bool
     records: list[Record]
     decisions: list[Decision | None]
+    traceparent: str = ""
 
     def complete(self, decided: Sequence[Decision]) -> list[Decision]:
         """All answers, in the order of the events; `decided` are those for `records`."""
@@ -88,7 +89,8 @@ def check_set(found: wire.RawSet, path: str) -> CheckedSet:
             decisions.append(checked.decision(f"{path}.events[{index}]"))
     if found.atomic and len(records) < len(events):
         return CheckedSet(key, True, [], [decision or Decision(SET_ABORTED) for decision in decisions])
-    return CheckedSet(key, found.atomic, records, decisions)
+    traceparent = found.traceparent if len(found.traceparent) <= _MAX_NAME else ""
+    return CheckedSet(key, found.atomic, records, decisions, traceparent)
 
 
 @lru_cache(maxsize=8_192)

@@ -43,6 +43,7 @@ class RawSet(Protocol):
     session: RawKey
     atomic: bool
     events: list[bytes]
+    traceparent: str
 
 
 class RawAppend(Protocol):

@@ -15,10 +15,14 @@ _RECORD_OVERHEAD = 512
 
 
 class Order:
-    """The requests of one stream: once one has failed, those behind it are not committed either."""
+    """The requests of one stream: once one has failed, those behind it are not committed either.
 
-    def __init__(self) -> None:
+    `traceparent` is that of a call which goes on after its requests; commits are linked to it.
+    """
+
+    def __init__(self, traceparent: str = "") -> None:
         self.failure: HearthError | None = None
+        self.traceparent = traceparent
 
 
 class Submission:
@@ -33,9 +37,9 @@ class Submission:
         self._decided: dict[int, list[Decision]] = {}
 
     def works(self, order: Order, traceparent: str) -> list[Work]:
-        """What must be committed, a work for each set that has records."""
+        """What must be committed, a work for each set that has records; `traceparent` for those that tell none."""
         made = [
-            Work(found.key, found.records, found.atomic, self, index, order, traceparent)
+            Work(found.key, found.records, found.atomic, self, index, order, found.traceparent or traceparent)
             for index, found in enumerate(self._sets)
             if found.records
         ]
