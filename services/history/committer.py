@@ -17,6 +17,7 @@ from services.chassis.errors import HearthError, ResourceExhausted
 from services.chassis.interceptors import shutting_down
 from services.chassis.postgres import Pool
 from services.history.lane import Lane, Limits, Notices
+from services.history.measures import Measures
 from services.history.validate import CheckedSet
 from services.history.work import Order, Submission, Work
 
@@ -26,10 +27,15 @@ _OVERLOAD_RETRY_SECONDS = 0.5
 class Committer:
     """Takes checked requests and commits them in groups."""
 
-    def __init__(self, pool: Pool, notices: Notices, ids: Ids, limits: Limits) -> None:
+    def __init__(self, pool: Pool, notices: Notices, ids: Ids, limits: Limits, measures: Measures) -> None:
         self._limits = limits
         self._closing = False
-        self._lanes = [Lane(pool, notices, ids, limits) for _ in range(limits.lanes)]
+        self._lanes = [Lane(pool, notices, ids, limits, measures) for _ in range(limits.lanes)]
+
+    @property
+    def waiting(self) -> int:
+        """Events that wait or are in flight."""
+        return sum(lane.events for lane in self._lanes)
 
     @property
     def lanes(self) -> Sequence[Lane]:
@@ -57,7 +63,7 @@ class Committer:
         return submission
 
     def _refuse_overload(self, works: Sequence[Work]) -> None:
-        events = sum(lane.events for lane in self._lanes)
+        events = self.waiting
         size = sum(lane.size for lane in self._lanes)
         # Whatever its size, a request is taken when nothing else waits.
         if events == 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from services.history.ledger import (
     Stored,
     unread,
 )
+from services.history.measures import Measures
 from services.history.spans import CommitSpan, committing
 from services.history.validate import Key
 from services.history.work import Part, Work, halves
@@ -89,10 +91,11 @@ class _Decided:
 class Lane:
     """One queue, one commit at a time, one connection."""
 
-    def __init__(self, pool: Pool, notices: Notices, ids: Ids, limits: Limits) -> None:
+    def __init__(self, pool: Pool, notices: Notices, ids: Ids, limits: Limits, measures: Measures) -> None:
         self._pool = pool
         self._notices = notices
         self._ids = ids
+        self._measures = measures
         self._limits = limits
         self._queue: deque[Work] = deque()
         self._filled = asyncio.Event()
@@ -125,7 +128,7 @@ class Lane:
                 except _Broken:
                     continue
                 except Exception as error:  # noqa: BLE001 - whatever kept a connection away, the callers must hear of it
-                    self._fail(self._take(), store.failure_of(error))
+                    self._give_up(self._take(), error)
         finally:
             self._fail(list(self._queue), shutting_down())
 
@@ -141,7 +144,7 @@ class Lane:
             try:
                 await self._commit(group, connection)
             except Exception as error:  # noqa: BLE001 - whatever it is, the callers of the group must hear of it
-                self._fail(group, store.failure_of(error))
+                self._give_up(group, error)
                 self._remembered.clear()
                 if not _is_lost(connection):
                     connection.terminate()
@@ -167,6 +170,11 @@ class Lane:
             group.append(self._queue.popleft())
         return group
 
+    def _give_up(self, group: Sequence[Work], error: Exception) -> None:
+        failure = store.failure_of(error)
+        self._measures.failed(failure.reason)
+        self._fail(group, failure)
+
     def _fail(self, works: Sequence[Work], error: HearthError) -> None:
         for work in works:
             work.fail(error)
@@ -182,8 +190,10 @@ class Lane:
                 self.idle.set()
 
     async def _commit(self, group: Sequence[Work], connection: Connection) -> None:
+        began = time.perf_counter()
         with committing(group) as self._span:
             await self._settle([Part(work, 0, len(work.records)) for work in group], connection)
+        self._measures.committed(time.perf_counter() - began, (work.decisions for work in group))
 
     async def _settle(self, parts: Sequence[Part], connection: Connection) -> None:
         """Commit and answer every part. Data that Postgres refuses is found by halving and answered INVALID."""

@@ -169,6 +169,11 @@ class Publisher:
         self._queue.add(key, log_id, previous_id, events, traceparent)
         self._filled.set()
 
+    @property
+    def dropped(self) -> int:
+        """Notices that were never sent."""
+        return self._queue.dropped
+
     async def run(self) -> None:
         """Publish for ever; while the bus is away, what is committed is dropped."""
         pause = _BACKOFF_FIRST_SECONDS

@@ -26,8 +26,9 @@ DEFAULT_SNAPSHOT = 200
 MAX_SNAPSHOT = 1_000
 # A little below 1 MiB, for what surrounds the events. A single event always fits, whatever its size.
 _PAGE_BYTES = 1024 * 1024 - 4096
-_CHUNK_ROWS = 2_000
-_CHUNK_BYTES = 512 * 1024
+# Smaller chunks cost readers nothing, and appends wait less for the loop.
+_CHUNK_ROWS = 1_000
+_CHUNK_BYTES = 256 * 1024
 _TAG_DIGITS = 16
 _TRIMMED = "older events were removed"
 
