@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A batch that may be given to the ingress script."""
+    """A batch, or a part of a long one, that may be given to the ingress script."""
 
     project: str
     session: str
@@ -52,40 +52,59 @@ class Prepared:
         return live_head(self.project, self.session, self.execution_id, self.epoch)
 
 
-def prepare(batch: relay_pb2.FrameBatch, path: str) -> Prepared | list[session_pb2.FieldProblem]:
-    """`batch` ready to be taken, or everything that is wrong with it; `path` is where it stands in the request.
-
-    A frame over 64 KiB does not make the batch wrong: what comes before it is taken.
-    """
+def check(batch: relay_pb2.FrameBatch, path: str) -> list[session_pb2.FieldProblem]:
+    """Everything that is wrong with the head of a batch; `path` is where it stands in the request."""
     checks = fields.Violations()
-    project = checks.take(fields.key_part, f"{path}.session.project", batch.session.project)
-    session = checks.take(fields.key_part, f"{path}.session.session", batch.session.session)
-    execution_id = checks.take(fields.uuid_text, f"{path}.execution_id", batch.execution_id)
+    checks.take(fields.key_part, f"{path}.session.project", batch.session.project)
+    checks.take(fields.key_part, f"{path}.session.session", batch.session.session)
+    checks.take(fields.uuid_text, f"{path}.execution_id", batch.execution_id)
     if not 1 <= batch.epoch <= NUMBER_MAX:
         checks.add(f"{path}.epoch", f"must be between 1 and {NUMBER_MAX}")
-    previous = -1
-    for position, frame in enumerate(batch.frames):
+    return _problems(checks)
+
+
+def check_frames(batch: relay_pb2.FrameBatch, path: str, start: int, stop: int) -> list[session_pb2.FieldProblem]:
+    """What is wrong with the frames of a batch at `start` to before `stop`. Their size is not looked at."""
+    checks = fields.Violations()
+    previous = batch.frames[start - 1].frame_index if start else -1
+    for position, frame in enumerate(batch.frames[start:stop], start):
         _check_frame(checks, frame, f"{path}.frames[{position}]", previous)
         previous = frame.frame_index
+    return _problems(checks)
+
+
+def prepare(batch: relay_pb2.FrameBatch, path: str, start: int, stop: int) -> Prepared:
+    """The frames of a checked batch at `start` to before `stop`, ready to be taken.
+
+    A frame over 64 KiB ends it: what comes before is taken.
+    """
+    execution_id = batch.execution_id.lower()
+    writer = FrameWriter(execution_id, batch.epoch)
+    entries: list[Entry] = []
+    too_large: session_pb2.FieldProblem | None = None
+    for position, frame in enumerate(batch.frames[start:stop], start):
+        raw = frame.SerializeToString()
+        if len(raw) > FRAME_MAX_BYTES:
+            too_large = session_pb2.FieldProblem(
+                field=f"{path}.frames[{position}]",
+                description=f"must be at most {FRAME_MAX_BYTES} bytes, it has {len(raw)}",
+            )
+            break
+        content = hashlib.blake2b(raw, digest_size=8).digest()
+        index = frame.frame_index
+        entries.append(Entry(index, content, live_frame(index, writer.reply(raw))))
+    last = stop >= len(batch.frames) or too_large is not None
+    project, session = batch.session.project, batch.session.session
+    return Prepared(project, session, execution_id, batch.epoch, batch.ended and last, entries, too_large)
+
+
+def _problems(checks: fields.Violations) -> list[session_pb2.FieldProblem]:
     try:
         checks.raise_if_any()
     except InvalidArgument as refusal:
         found = refusal.field_violations[:_PROBLEMS_MAX]
         return [session_pb2.FieldProblem(field=name, description=text) for name, text in found]
-    prepared = Prepared(project, session, execution_id, batch.epoch, batch.ended)
-    writer = FrameWriter(execution_id, batch.epoch)
-    for position, frame in enumerate(batch.frames):
-        raw = frame.SerializeToString()
-        if len(raw) > FRAME_MAX_BYTES:
-            problem = session_pb2.FieldProblem(
-                field=f"{path}.frames[{position}]",
-                description=f"must be at most {FRAME_MAX_BYTES} bytes, it has {len(raw)}",
-            )
-            return Prepared(project, session, execution_id, batch.epoch, batch.ended, prepared.entries, problem)
-        content = hashlib.blake2b(raw, digest_size=8).digest()
-        index = frame.frame_index
-        prepared.entries.append(Entry(index, content, live_frame(index, writer.reply(raw))))
-    return prepared
+    return []
 
 
 def _check_frame(checks: fields.Violations, frame: frame_pb2.Frame, path: str, previous: int) -> None:

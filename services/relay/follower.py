@@ -125,6 +125,7 @@ class Follower:
             self._frames_came(kept.execution, kept.epoch, kept.frames)
 
     async def _begin(self) -> HearthError | None:
+        self._early.clear()
         try:
             # First the channel, then the head: an event between them is in one of both.
             await self._parts.bus.listen(self._channel, self._hear)

@@ -168,8 +168,9 @@ class Hub:
         self._wake_all()
 
     def trim(self) -> None:
-        """Let go of what every reader has."""
-        self._tail.trim(min((member.position for member in self._members), default=self._tail.end))
+        """Let go of what every reader has, and of what is too much."""
+        needed = min((member.position for member in self._members), default=self._tail.end)
+        self._tail.trim(needed, fresh=self._flushed)
 
     def _came(self, piece: FrameIn | EventIn) -> None:
         self._tail.append(piece)

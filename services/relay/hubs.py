@@ -68,7 +68,7 @@ class Hubs:
         self._ticker = Ticker(
             tick=settings.relay_tick, quick=settings.relay_quick_tick, few=settings.relay_quick_readers
         )
-        self._parts = Parts(log, bus, buffer, self._ticker, tasks, clock, settings, self._suspect)
+        self._parts = Parts(log, bus, buffer, self._ticker, tasks, clock, settings, self.suspect)
         self._hubs: dict[Key, Hub] = {}
         self._readers: dict[Reading, Hub] = {}
         self._hurry = asyncio.Event()
@@ -139,9 +139,9 @@ class Hubs:
 
         await asyncio.gather(*(heal(hub) for hub in hubs))
 
-    def _suspect(self) -> None:
-        """A read of the history failed: find out soon whether it is there."""
-        self._surroundings.note("history", there=False)
+    def suspect(self) -> None:
+        """A read of the history failed: find out whether it is that session or all of it."""
+        self._hurry.set()
 
     def _wake_all(self) -> None:
         for reader in self._readers:

@@ -7,9 +7,10 @@ so that a superseded producer cannot come first.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.resources
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import NoScriptError, RedisError
@@ -18,7 +19,7 @@ from hearth.history.v1 import history_pb2
 from hearth.relay.v1 import relay_pb2, relay_service_pb2
 from hearth.types.v1 import session_pb2
 from services.chassis.errors import HearthError
-from services.relay.batches import Prepared, prepare
+from services.relay.batches import Prepared, check, check_frames, prepare
 from services.relay.buffer import channel, frames_key, state_key
 from services.relay.log import Log
 from services.relay.settings import RelaySettings
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 # Frames outlive the longest turn by this much, for the reader that comes late and the writer that ends late.
 _KEPT_LONGER_SECONDS = 3600.0
 _KEPT_AFTER_END_MILLISECONDS = 60_000
+
+# What is prepared and taken in one go; Valkey and this process do nothing else meanwhile.
+_PART_FRAMES = 1000
 
 _ACCEPTED, _FENCED, _CONFLICT, _NEEDS_HEAD, _FAILED = 1, 2, 3, 4, 5
 _UNKNOWN = ("0", "", 0, "0")
@@ -63,17 +67,33 @@ class Ingress:
 
     async def publish(self, request: relay_service_pb2.PublishRequest) -> relay_service_pb2.PublishResponse:
         """Take the batches of one request, in order; one result for each. Raises nothing that concerns one batch."""
-        checked = [prepare(batch, f"batches[{position}]") for position, batch in enumerate(request.batches)]
-        good = [batch for batch in checked if isinstance(batch, Prepared)]
-        verdicts = iter(await self._take(good) if good else ())
-        response = relay_service_pb2.PublishResponse(number=request.number)
-        for batch, found in zip(request.batches, checked, strict=True):
-            if isinstance(found, Prepared):
-                response.results.append(_result(found, next(verdicts)))
-            else:
-                execution = session_pb2.ExecutionRef(execution_id=batch.execution_id, epoch=batch.epoch)
-                response.results.add(outcome=relay_pb2.PUBLISH_OUTCOME_INVALID, execution=execution, problems=found)
-        return response
+        results = [await self._check(batch, position) for position, batch in enumerate(request.batches)]
+        for parts in _rounds(request.batches, results):
+            # Of a long batch the next part goes only if the one before it was taken.
+            fine = [part for part in parts if _goes_on(results[part.position])]
+            prepared = [
+                prepare(request.batches[part.position], _path(part.position), part.start, part.stop) for part in fine
+            ]
+            verdicts = await self._take(prepared) if prepared else []
+            for part, batch, verdict in zip(fine, prepared, verdicts, strict=True):
+                results[part.position] = _result(batch, verdict)
+        return relay_service_pb2.PublishResponse(number=request.number, results=[found for found in results if found])
+
+    async def _check(self, batch: relay_pb2.FrameBatch, position: int) -> relay_pb2.PublishResult | None:
+        """The result of a batch that is wrong, None for one that may be taken."""
+        problems = check(batch, _path(position))
+        for start in range(0, len(batch.frames), _PART_FRAMES):
+            problems += check_frames(batch, _path(position), start, start + _PART_FRAMES)
+            if start:
+                await asyncio.sleep(0)
+            if problems:
+                break
+        if not problems:
+            return None
+        execution = session_pb2.ExecutionRef(execution_id=batch.execution_id, epoch=batch.epoch)
+        return relay_pb2.PublishResult(
+            outcome=relay_pb2.PUBLISH_OUTCOME_INVALID, execution=execution, problems=problems
+        )
 
     async def _take(self, batches: Sequence[Prepared]) -> list[_Verdict | None]:
         """What became of each batch; None when it could not be asked for."""
@@ -123,6 +143,42 @@ class Ingress:
             await self.start()
             answers = await self._client.evalsha(self._sha, len(keys), *keys, *arguments)
         return answers
+
+
+class _Part(NamedTuple):
+    """Frames of one batch that are taken in one call."""
+
+    position: int
+    start: int
+    stop: int
+
+
+def _rounds(
+    batches: Sequence[relay_pb2.FrameBatch], results: Sequence[relay_pb2.PublishResult | None]
+) -> Iterator[list[_Part]]:
+    """The parts of all batches that have no result yet, in order, a bounded number of frames in each round."""
+    parts: list[_Part] = []
+    frames = 0
+    for position, batch in enumerate(batches):
+        if results[position] is not None:
+            continue
+        for start in range(0, max(1, len(batch.frames)), _PART_FRAMES):
+            stop = min(start + _PART_FRAMES, len(batch.frames))
+            if parts and (start or frames + stop - start > _PART_FRAMES):
+                yield parts
+                parts, frames = [], 0
+            parts.append(_Part(position, start, stop))
+            frames += stop - start
+    if parts:
+        yield parts
+
+
+def _goes_on(result: relay_pb2.PublishResult | None) -> bool:
+    return result is None or result.outcome == relay_pb2.PUBLISH_OUTCOME_ACCEPTED
+
+
+def _path(position: int) -> str:
+    return f"batches[{position}]"
 
 
 def _head(head: history_pb2.Head) -> tuple[str, str, int, str]:

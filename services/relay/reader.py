@@ -90,7 +90,7 @@ class Reader:
         if self._writing_since is not None:
             if now - self._writing_since >= self._settings.relay_slow_reader:
                 self._end_with("this reader took nothing for too long; resume with the cursor given", "SLOW_READER")
-        elif now - self._wrote_at >= self._settings.relay_heartbeat:
+        elif self._lost or now - self._wrote_at >= self._settings.relay_heartbeat:
             self.wake()
 
     def close(self) -> None:
@@ -186,11 +186,10 @@ class Reader:
             pin = self._pin()
             await self._replay(pin, Late(None), check=not _leads_to(self._place, pin.place))
         except Unavailable:
-            # The stream stays. Comparing heads, every second, finds out when history is back.
+            # The stream stays; it is tried again when time passes.
             self._lost = True
-            self._surroundings.note("history", there=False)
-            if self._told == self._surroundings.away:
-                await self._idle()
+            self._hubs.suspect()
+            await self._idle()
             return
         self._lost = False
         if self._wish.frames and pin.last_frame is not None:

@@ -49,11 +49,16 @@ class Tail:
                 high = middle - 1
         return low
 
-    def trim(self, needed: int) -> None:
-        """Let go of everything before position `needed`, and of the oldest beyond the bounds."""
+    def trim(self, needed: int, *, fresh: int | None = None) -> None:
+        """Let go of everything before position `needed`, and of the oldest beyond the bounds.
+
+        What comes at `fresh` or later is not touched by the bounds: no reader had a chance to take it yet.
+        """
         keep = max(needed, self.end - self._max_pieces, self.first)
         if self.size(keep, self.end) > self._max_bytes:
             keep = self._newest(keep)
+        if fresh is not None:
+            keep = max(min(keep, fresh), min(needed, self.end), self.first)
         if keep > self.first:
             gone = keep - self.first
             del self._pieces[:gone]

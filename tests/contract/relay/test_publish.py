@@ -174,6 +174,21 @@ async def test_ten_thousand_frames_in_one_batch(services: Services) -> None:
         assert reader.gaps == []
 
 
+async def test_a_long_batch_is_taken_up_to_what_is_wrong_with_it(services: Services) -> None:
+    turn = services.turn()
+    await turn.publish(text_frame(2_500, "m", "known"))
+    batch = turn.batch([text_frame(index, "m", str(index)) for index in range(4_000)], ended=True)
+    (result,) = await publish(services.relay, batch)
+    assert (result.outcome, result.through) == (relay_pb2.PUBLISH_OUTCOME_CONFLICT, 2_500)
+    batch.frames[2_500].text_delta.text = "known"
+    batch.frames[3_500].text_delta.text = "x" * 70_000
+    (result,) = await publish(services.relay, batch)
+    assert (result.outcome, result.through) == (relay_pb2.PUBLISH_OUTCOME_TOO_LARGE, 3_499)
+    batch.frames[3_999].frame_index = 7
+    (result,) = await publish(services.relay, batch)
+    assert [problem.field for problem in result.problems] == ["batches[0].frames[3999].frame_index"]
+
+
 async def test_every_key_ends_by_itself(services: Services, module_valkey_url: str) -> None:
     open_turn, ended_turn = services.turn(), services.turn()
     for turn in (open_turn, ended_turn):

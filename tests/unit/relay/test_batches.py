@@ -6,7 +6,7 @@ import pytest
 
 from hearth.relay.v1 import bus_pb2, relay_pb2
 from hearth.types.v1 import frame_pb2, session_pb2
-from services.relay.batches import FRAME_MAX_BYTES, Prepared, prepare
+from services.relay.batches import FRAME_MAX_BYTES, Prepared, check, check_frames, prepare
 from tests.support.relay_turns import text_frame
 
 RUN = "22222222-2222-2222-2222-22222222222A"
@@ -24,14 +24,14 @@ def batch(*frames: frame_pb2.Frame, **fields: object) -> relay_pb2.FrameBatch:
 
 
 def good(*frames: frame_pb2.Frame, **fields: object) -> Prepared:
-    found = prepare(batch(*frames, **fields), "batches[0]")
-    assert isinstance(found, Prepared)
-    return found
+    made = batch(*frames, **fields)
+    assert check(made, "batches[0]") == check_frames(made, "batches[0]", 0, len(frames)) == []
+    return prepare(made, "batches[0]", 0, len(frames))
 
 
 def wrong_fields(*frames: frame_pb2.Frame, **fields: object) -> list[str]:
-    found = prepare(batch(*frames, **fields), "batches[0]")
-    assert isinstance(found, list)
+    made = batch(*frames, **fields)
+    found = check(made, "batches[0]") + check_frames(made, "batches[0]", 0, len(frames))
     return [problem.field.removeprefix("batches[0].") for problem in found]
 
 
@@ -89,6 +89,16 @@ def test_a_frame_over_the_bound_is_left_out_with_all_behind_it() -> None:
     assert found.too_large is not None
     assert found.too_large.field == "batches[0].frames[1]"
     assert found.ended
+
+
+def test_a_long_batch_is_prepared_in_parts() -> None:
+    made = batch(*(text_frame(index, "m", "a") for index in range(5)), ended=True)
+    parts = [prepare(made, "batches[0]", start, start + 2) for start in (0, 2, 4)]
+    assert [[entry.frame_index for entry in part.entries] for part in parts] == [[0, 1], [2, 3], [4]]
+    assert [part.ended for part in parts] == [False, False, True]
+    made.frames[2].frame_index = 1
+    assert check_frames(made, "batches[0]", 0, 2) == []
+    assert [problem.field for problem in check_frames(made, "batches[0]", 2, 4)] == ["batches[0].frames[2].frame_index"]
 
 
 def test_a_frame_at_the_bound_is_taken() -> None:

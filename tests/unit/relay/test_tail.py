@@ -38,6 +38,16 @@ def test_the_oldest_go_over_the_bounds() -> None:
     assert tail.size(tail.first, tail.end) <= 5_000
 
 
+def test_what_no_reader_could_take_yet_stays_over_the_bounds() -> None:
+    tail = tail_of(10, max_pieces=4)
+    tail.trim(0, fresh=3)
+    assert indexes(tail) == [3, 4, 5, 6, 7, 8, 9]
+    tail.trim(0, fresh=10)
+    assert indexes(tail) == [6, 7, 8, 9]
+    tail.trim(8, fresh=6)
+    assert indexes(tail) == [8, 9]
+
+
 def test_a_break_leaves_a_hole_for_who_stood_at_the_end() -> None:
     tail = tail_of(3)
     tail.break_off()
