@@ -386,6 +386,159 @@ async def test_processes_and_files_beside_the_agent(house: House) -> None:
     await session.close()
 
 
+async def test_text_that_is_context_is_not_said_by_the_user(house: House) -> None:
+    session = await house.open()
+    context = content_pb2.InlineMediaPart(media_type="text/markdown", data=b"remember my name is Ada")
+    content = [content_pb2.ContentPart(inline_media=context), *say("what is my name?")]
+    run = await session.prompt(content, execution_id=EXECUTION, trace_context={})
+    updates = [update async for update in run.updates()]
+    assert "Ada" in text_of(updates)
+    await session.close()
+
+
+async def test_a_prompt_whose_post_is_never_answered_ends_by_the_stream(tmp_path: Path) -> None:
+    async with build("sandbox-agent", tmp_path / "home", SANDBOX_AGENT_ACP_REQUEST_TIMEOUT_MS="500") as house:
+        session = await house.open()
+        updates, result = await turn(session, "sleep 1.5\nthe end")
+        assert text_of(updates).endswith("the end")
+        assert result.stop_reason == "end_turn"
+        updates, _ = await turn(session, "sleep 1\nagain")
+        assert text_of(updates).endswith("again")
+        await session.close()
+
+
+# Agents with habits of their own
+
+HABITS = """
+import json, os, sys
+def out(**message): sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\\n"); sys.stdout.flush()
+def say(text, session="x"):
+    update = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": text}}
+    out(method="session/update", params={"sessionId": session, "update": update})
+def ask(number, method, params):
+    out(id=number, method=method, params=params)
+    while True:
+        message = json.loads(sys.stdin.readline())
+        if message.get("id") == number and "method" not in message: return message
+models = {"availableModels": [{"modelId": "small"}, {"modelId": "large"}], "currentModelId": "small"}
+for line in sys.stdin:
+    message = json.loads(line)
+    method, params, number = message.get("method"), message.get("params"), message.get("id")
+    if method == "initialize":
+        capabilities = {"loadSession": True}
+        version = int(os.environ.get("ODD_VERSION", "1"))
+        out(id=number, result={"protocolVersion": version, "agentCapabilities": capabilities})
+    elif method == "session/load":
+        say("an old story")
+        out(id=number, result={"sessionId": "another"})
+    elif method == "session/new":
+        out(id=number, result={"sessionId": "x", "models": models, "seen": params})
+        opened = params
+    elif method == "session/set_model":
+        chosen = params["modelId"]
+        out(id=number, result={})
+    elif method == "session/prompt":
+        habit = params["prompt"][0]["text"]
+        if habit == "meta": say(json.dumps(params["_meta"]))
+        if habit == "opened": say(json.dumps({"opened": opened, "chosen": chosen}))
+        if habit == "fs": say(json.dumps(ask(7, "fs/write_text_file", {"path": "/x"})["error"]))
+        if habit == "foreign": say("not yours", "y"); say("yours")
+        if habit == "nothing to ask": say(json.dumps(ask(8, "session/request_permission", {})["error"]))
+        if habit == "no reason": out(id=number, result={}); continue
+        out(id=number, result={"stopReason": "end_turn"})
+        if habit == "late":
+            late = ask(9, "session/request_permission", {"toolCall": {"toolCallId": "c"}, "options": []})
+            open(os.environ["HOME"] + "/late", "w").write(json.dumps(late["result"]) + "\\n")
+"""
+
+
+@pytest_asyncio.fixture
+async def odd(tmp_path: Path) -> AsyncIterator[House]:
+    home, program = tmp_path / "home", tmp_path / "habits.py"
+    program.write_text(HABITS)
+    client = AcpClient(clock=SystemClock())
+    agents = {
+        "odd": Agent([sys.executable, str(program)]),
+        "future": Agent([sys.executable, str(program)], env={"ODD_VERSION": "9"}),
+    }
+    async with agentd(agents, home) as daemon:
+        yield House(daemon, client, home, home / "journal")
+        await client.close()
+
+
+async def test_the_trace_goes_on_in_header_and_message(odd: House) -> None:
+    async with Cutter(odd.daemon.url) as cutter:
+        request = OpenRequest(server_id="s", agent="odd", workspace="/tmp", trace_context=TRACE)
+        session = await odd.client.open(DaemonEndpoint(cutter.url, odd.daemon.token, {"X-Preview": "p"}), request)
+        updates, _ = await turn(session, "meta")
+        assert json.loads(text_of(updates)) == {"hearth.dev/execution": EXECUTION, **TRACE}
+        posts = [head.lower() for head in cutter.heads if head.startswith(b"POST")]
+        assert len(posts) == 3
+        traced = f"traceparent: {TRACE['traceparent']}".encode()
+        assert all(traced in head and b"x-preview: p" in head for head in posts)
+        await session.close()
+
+
+async def test_instructions_servers_and_model_reach_the_agent(odd: House) -> None:
+    server = {"name": "probe", "command": "/bin/probe", "args": [], "env": []}
+    session = await odd.open(agent="odd", instructions="Be brief.", model="large", mcp_servers=[server])
+    updates, _ = await turn(session, "opened")
+    seen = json.loads(text_of(updates))
+    assert seen["chosen"] == "large"
+    assert seen["opened"]["cwd"] == str(odd.workspace)
+    assert seen["opened"]["mcpServers"] == [server]
+    assert seen["opened"]["_meta"] == {
+        "hearth.dev/instructions": "Be brief.",
+        "systemPrompt": {"append": "Be brief."},
+        "hearth.dev/model": "large",
+    }
+    await session.close()
+
+
+async def test_a_model_that_the_agent_does_not_offer_is_told(odd: House) -> None:
+    with pytest.raises(HarnessError) as error:
+        await odd.open(agent="odd", model="huge")
+    assert error.value.reason == "AGENT_START_FAILED"
+    assert "huge" in str(error.value)
+    assert await odd.servers() == []
+
+
+async def test_another_version_of_the_protocol_is_told(odd: House) -> None:
+    with pytest.raises(HarnessError) as error:
+        await odd.open(agent="future")
+    assert error.value.reason == "AGENT_PROTOCOL"
+    assert await odd.servers() == []
+
+
+async def test_a_load_that_gives_another_session_does_not_count(odd: House) -> None:
+    session = await odd.open(agent="odd", load_session_id="asked")
+    assert (session.loaded, session.session_id) == (False, "x")
+    await session.close()
+
+
+async def test_what_is_not_offered_is_refused_and_what_is_not_ours_is_left_alone(odd: House) -> None:
+    session = await odd.open(agent="odd")
+    updates, _ = await turn(session, "fs")
+    assert json.loads(text_of(updates))["code"] == -32601
+    updates, _ = await turn(session, "nothing to ask")
+    assert json.loads(text_of(updates))["code"] == -32602
+    updates, _ = await turn(session, "foreign")
+    assert text_of(updates) == "yours"
+    with pytest.raises(HarnessError) as error:
+        await turn(session, "no reason")
+    assert error.value.reason == "AGENT_PROTOCOL"
+    await session.close()
+
+
+async def test_a_question_after_the_turn_is_cancelled(odd: House) -> None:
+    session = await odd.open(agent="odd")
+    await turn(session, "late")
+    late = odd.daemon.home / "late"
+    await eventually(lambda: late.exists() and late.read_text().endswith("\n"))
+    assert json.loads(late.read_text()) == {"outcome": {"outcome": "cancelled"}}
+    await session.close()
+
+
 # Opening that fails
 
 

@@ -11,7 +11,8 @@ class Cutter:
     """Passes bytes on to `host:port`; `address` is where it listens.
 
     `cut` ends all connections at once. `silent` keeps them and passes nothing back. `silence_stream` does so to the
-    newest connection that began with a GET. `cut_after` ends all once so many bytes more have come back.
+    newest connection that began with a GET. `cut_after` ends all once so many bytes more have come back. `heads` are
+    the first bytes of each piece that went forth.
     """
 
     def __init__(self, target: str) -> None:
@@ -23,6 +24,7 @@ class Cutter:
         self.silent = False
         self.cut_after: int | None = None
         self.connections = 0
+        self.heads: list[bytes] = []
         self.address = ""
 
     async def __aenter__(self) -> Self:
@@ -74,6 +76,7 @@ class Cutter:
         deaf = asyncio.Event()
 
         async def forth(data: bytes) -> None:
+            self.heads.append(data[:2048])
             if data.startswith(b"GET"):
                 self._deaf = deaf
             far_writer.write(data)

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -111,6 +111,7 @@ class AcpSession:
         # Requests of the agent that wait for their answer, by request key, with their JSON-RPC id.
         self._asked: dict[str, tuple[object, PermissionAsked | QuestionAsked]] = {}
         self._closing: asyncio.Task[None] | None = None
+        self._prompt_capabilities: Message = {}
         self._session_id = ""
         self._loaded = False
 
@@ -132,10 +133,11 @@ class AcpSession:
         self._rpc.start()
         # Not cancelled with this call: only the daemon's answer tells that there is a server to end.
         self._starting = asyncio.create_task(self._initialize(), name="initialize agent")
-        capabilities = _result(await asyncio.shield(self._starting)).get("agentCapabilities")
+        capabilities = _object(_result(await asyncio.shield(self._starting)), "agentCapabilities")
+        self._prompt_capabilities = _object(capabilities, "promptCapabilities")
         self._rpc.stream.starting = False
         opened = None
-        if self._request.load_session_id and isinstance(capabilities, dict) and capabilities.get("loadSession") is True:
+        if self._request.load_session_id and capabilities.get("loadSession") is True:
             opened = await self._load(self._request.load_session_id)
         if opened is None:
             opened = await self._new()
@@ -184,8 +186,7 @@ class AcpSession:
         self._rpc.stream.holes_allowed = True
         answer = await self._open_call("session/load", {"sessionId": asked, **self._session_params()}, in_order=True)
         self._rpc.stream.holes_allowed = False
-        result = answer.get("result")
-        loaded: Message = result if isinstance(result, dict) else {}
+        loaded = _object(answer, "result")
         if "error" in answer or loaded.get("sessionId", asked) != asked:
             logger.info("session not loaded", extra={"server": self._request.server_id, "code": _error(answer)[0]})
             return None
@@ -249,7 +250,7 @@ class AcpSession:
             raise HarnessError("RUN_DEFECT", "a prompt of this session is running already")
         params = {
             "sessionId": self._session_id,
-            "prompt": prompt_blocks(content, self._request.workspace),
+            "prompt": prompt_blocks(content, self._request.workspace, self._prompt_capabilities),
             **_meta({EXECUTION_META: execution_id, **trace_context}),
         }
         run = self._run = AcpRun()
@@ -272,19 +273,32 @@ class AcpSession:
         return run
 
     async def _prompt(self, run: AcpRun, params: Message, trace: Mapping[str, str], sent: asyncio.Event) -> None:
-        outcome: PromptResult | HarnessError = HarnessError("RUN_DEFECT", "the session was closed during a prompt")
+        outcome = HarnessError("RUN_DEFECT", "the session was closed during a prompt")
         try:
-            answer = await self._rpc.call(
-                "session/prompt", params, timeout=self._limits.prompt, headers=trace, sent=sent, in_order=True
+            await self._rpc.call(
+                "session/prompt",
+                params,
+                timeout=self._limits.prompt,
+                headers=trace,
+                sent=sent,
+                in_order=True,
+                answered=lambda answer: self._end_run(run, _outcome(answer)),
             )
-            result = read_result(_result(answer, "AGENT_ERROR"))
-            outcome = result or HarnessError("AGENT_PROTOCOL", "the agent ended the turn without a stop reason")
         except HarnessError as error:
             outcome = error
         finally:
-            self._run = None
-            self._asked.clear()
-            run.end(outcome)
+            self._end_run(run, outcome)
+
+    def _end_run(self, run: AcpRun, outcome: PromptResult | HarnessError) -> None:
+        """From here on nothing that the agent says belongs to this run, and it waits for no answer any more."""
+        run.end(outcome)
+        if self._run is not run:
+            return
+        self._run = None
+        while self._asked:
+            _, (number, asked) = self._asked.popitem()
+            if self._rpc.dead is None:
+                self._reply(number, _cancelled(asked))
 
     async def cancel(self) -> None:
         """See `HarnessSession.cancel`."""
@@ -352,9 +366,8 @@ class AcpSession:
 
     def gone(self, error: HarnessError) -> None:
         """See `Listener.gone`."""
-        self._asked.clear()
         if self._run is not None:
-            self._run.end(error)
+            self._end_run(self._run, error)
 
     def _reply(self, number: object, body: Message) -> None:
         """Answer without holding up the stream."""
@@ -400,11 +413,8 @@ class AcpSession:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        tasks = [task for task in (self._prompting, *self._answering) if task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await _end({self._prompting} if self._prompting is not None else set())
+        await _end(self._answering)
         await self._rpc.stop()
         fenced = self._rpc.dead is not None and self._rpc.dead.fenced
         if not fenced:
@@ -424,6 +434,13 @@ class AcpSession:
                 await self._daemon.delete()
 
 
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(list(tasks))
+
+
 def choose(options: Sequence[PermissionOption], answer: Answer) -> Message:
     """The outcome to answer a permission request with.
 
@@ -438,6 +455,15 @@ def choose(options: Sequence[PermissionOption], answer: Answer) -> Message:
             if option.kind == kind:
                 return {"outcome": "selected", "optionId": option.option_id}
     return CANCELLED
+
+
+def _outcome(answer: Message) -> PromptResult | HarnessError:
+    """What the answer to a prompt says."""
+    try:
+        result = read_result(_result(answer, "AGENT_ERROR"))
+    except HarnessError as error:
+        return error
+    return result or HarnessError("AGENT_PROTOCOL", "the agent ended the turn without a stop reason")
 
 
 def _cancelled(asked: PermissionAsked | QuestionAsked) -> Message:
@@ -460,6 +486,10 @@ def _result(answer: Message, reason: str = "AGENT_PROTOCOL") -> Message:
 
 
 def _error(answer: Message) -> tuple[object, str]:
-    error = answer.get("error")
-    found = error if isinstance(error, dict) else {}
+    found = _object(answer, "error")
     return found.get("code"), str(found.get("message", ""))[:ERROR_CHARACTERS]
+
+
+def _object(value: Message, name: str) -> Message:
+    found = value.get(name)
+    return found if isinstance(found, dict) else {}

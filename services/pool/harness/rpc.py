@@ -77,7 +77,8 @@ class RpcConnection:
         self._limits = limits
         self._reading: asyncio.Task[None] | None = None
         self._number = 0
-        self._pending: dict[int, asyncio.Future[Message]] = {}
+        # Our requests by number: who waits, and what is to be done when the stream brings the answer.
+        self._pending: dict[int, tuple[asyncio.Future[Message], Callable[[Message], None] | None]] = {}
         self._seen: set[str] = set()
         self.dead: HarnessError | None = None
         # Messages of the agent, and lines of it that were none.
@@ -113,7 +114,7 @@ class RpcConnection:
         if self.dead is not None:
             return
         self.dead = error
-        for waiting in self._pending.values():
+        for waiting, _ in self._pending.values():
             if not waiting.done():
                 waiting.set_exception(error)
                 waiting.exception()
@@ -134,18 +135,19 @@ class RpcConnection:
         headers: Mapping[str, str] | None = None,
         sent: asyncio.Event | None = None,
         in_order: bool = False,
+        answered: Callable[[Message], None] | None = None,
         explain: Callable[[Refused], HarnessError] = Refused.as_error,
     ) -> Message:
         """Send a request and give the answer, which has a `result` or an `error`.
 
-        `sent` is set once the request is on its way. `in_order` waits for the stream. `explain` says what an HTTP error
-        means.
+        `sent` is set once the request is on its way. `in_order` waits for the stream; `answered` is called at the very
+        place in the stream where the answer is. `explain` says what an HTTP error means.
         """
         self.check()
         self._number += 1
         number = self._number
         waiting: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._pending[number] = waiting
+        self._pending[number] = (waiting, answered)
         message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
         posting = asyncio.create_task(
             self._daemon.post(message, timeout=timeout, agent=agent, headers=headers, sent=sent), name=f"post {method}"
@@ -274,9 +276,13 @@ class RpcConnection:
             self.garbage += 1
             return
         self.messages += 1
-        waiting = self._pending.get(number) if isinstance(number, int) else None
-        if waiting is not None and not waiting.done():
-            waiting.set_result(message)
+        found = self._pending.get(number) if isinstance(number, int) else None
+        if found is None or found[0].done():
+            return
+        waiting, answered = found
+        if answered is not None:
+            answered(message)
+        waiting.set_result(message)
 
 
 def request_key(number: object) -> str:

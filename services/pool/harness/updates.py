@@ -29,6 +29,8 @@ from services.pool.harness.port import (
 
 Json = Mapping[str, Any]
 
+# Names text that a message carries as context, and that is no file.
+CONTEXT_URI = "hearth:context"
 # A difference of larger texts costs more than it shows.
 _DIFF_CHARACTERS = 64 * 1024
 
@@ -99,9 +101,14 @@ def read_result(result: object) -> PromptResult | None:
     )
 
 
-def prompt_blocks(content: Sequence[content_pb2.ContentPart], workspace: str) -> list[dict[str, Any]]:
-    """A message of a user as ACP content blocks. An attachment becomes a link to its file in the workspace."""
-    return [block for part in content if (block := _block(part, workspace)) is not None]
+def prompt_blocks(
+    content: Sequence[content_pb2.ContentPart], workspace: str, capabilities: Json
+) -> list[dict[str, Any]]:
+    """A message of a user as ACP content blocks. An attachment becomes a link to its file in the workspace.
+
+    `capabilities` are the agent's `promptCapabilities`: what it does not take is given as text, or named.
+    """
+    return [block for part in content if (block := _block(part, workspace, capabilities)) is not None]
 
 
 def attachment_path(attachment: content_pb2.AttachmentPart, workspace: str) -> str:
@@ -223,7 +230,7 @@ def _turn_usage(usage: Json) -> content_pb2.Usage:
     )
 
 
-def _block(part: content_pb2.ContentPart, workspace: str) -> dict[str, Any] | None:
+def _block(part: content_pb2.ContentPart, workspace: str, capabilities: Json) -> dict[str, Any] | None:
     match part.WhichOneof("part"):
         case "text":
             return {"type": "text", "text": part.text.text}
@@ -235,10 +242,21 @@ def _block(part: content_pb2.ContentPart, workspace: str) -> dict[str, Any] | No
             uri = PurePosixPath(attachment_path(file, workspace)).as_uri()
             return _link(uri, file.name, file.media_type) | {"size": file.size_bytes}
         case "inline_media":
-            media = part.inline_media
-            kind = "audio" if media.media_type.startswith("audio/") else "image"
-            return {"type": kind, "mimeType": media.media_type, "data": base64.b64encode(media.data).decode()}
+            return _media(part.inline_media, capabilities)
     return None
+
+
+def _media(media: content_pb2.InlineMediaPart, capabilities: Json) -> dict[str, Any]:
+    kind = media.media_type.partition("/")[0]
+    if kind == "text":
+        text = clean(media.data.decode("utf-8", "replace"))
+        if capabilities.get("embeddedContext") is not True:
+            return {"type": "text", "text": text}
+        return {"type": "resource", "resource": {"uri": CONTEXT_URI, "mimeType": media.media_type, "text": text}}
+    kind = "audio" if kind == "audio" else "image"
+    if capabilities.get(kind) is not True:
+        return {"type": "text", "text": f"[{media.media_type}, {len(media.data)} bytes, which this agent cannot take]"}
+    return {"type": kind, "mimeType": media.media_type, "data": base64.b64encode(media.data).decode()}
 
 
 def _link(uri: str, name: str, media_type: str) -> dict[str, Any]:
