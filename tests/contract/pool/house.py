@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import grpc.aio
 
@@ -20,6 +21,8 @@ from tests.support.processes import ServiceProcess
 
 SERVICES = ("history", "relay", "sandbox", "pool")
 DONE_SECONDS = 30.0
+
+_T = TypeVar("_T")
 
 ENDINGS = ("execution_completed", "execution_stopped", "execution_failed", "execution_lost", "execution_paused")
 
@@ -36,9 +39,7 @@ class House:
             "HEARTH_LOCAL_ROOT": str(directory / "sandboxes"),
             **(env or {}),
         }
-        self.processes = {
-            name: ServiceProcess(f"services.{name}", directory, dict(shared)) for name in SERVICES
-        }
+        self.processes = {name: ServiceProcess(f"services.{name}", directory, dict(shared)) for name in SERVICES}
 
     def start_blocking(self) -> None:
         """Start all of them, the called before their callers."""
@@ -191,11 +192,13 @@ class Backend:
         return [one for one in found if one.observed == sandbox_pb2.SANDBOX_STATE_RUNNING]
 
 
-async def eventually(look: object, *, timeout: float = DONE_SECONDS, every: float = 0.02):  # type: ignore[no-untyped-def]
+async def eventually(
+    look: Callable[[], Awaitable[_T | None]], *, timeout: float = DONE_SECONDS, every: float = 0.02
+) -> _T:
     """Look again and again until something is found; it is returned."""
     async with asyncio.timeout(timeout):
         while True:
-            found = await look()  # type: ignore[operator]
+            found = await look()
             if found:
                 return found
             await asyncio.sleep(every)

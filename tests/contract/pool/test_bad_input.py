@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Awaitable
 
 import grpc
 import pytest
@@ -131,7 +132,7 @@ async def test_what_is_not_built_says_what_to_use(
 
 async def test_calls_that_are_not_built(backend: Backend) -> None:
     session = key()
-    answers = [
+    answers: list[Awaitable[object]] = [
         backend.sessions.AnswerInteractions(calls.AnswerInteractionsRequest(session=session, request_id="r")),
         backend.sessions.SendInputNow(calls.SendInputNowRequest(session=session, request_id="r")),
         backend.sessions.PutAttachment(iter([calls.PutAttachmentRequest()])),

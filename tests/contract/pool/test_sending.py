@@ -1,4 +1,4 @@
-"""C1, C4: what was accepted is durable and runs once, whatever is retried, raced or queued; what was refused left nothing."""
+"""C1, C4: what was accepted is durable and runs once, however it is retried or raced; what was refused left nothing."""
 
 from __future__ import annotations
 
@@ -164,8 +164,11 @@ async def test_an_edited_input_runs_as_edited_and_only_while_it_waits(backend: B
     execution_id = await eventually(begun)
     await backend.settled(session, execution_id)
     events = await backend.events(session)
-    said = [event.message_completed.content[0].text.text for event in events if event.entity_id == waiting.queued.input_id
-            and event.HasField("message_completed")]
+    said = [
+        event.message_completed.content[0].text.text
+        for event in events
+        if event.entity_id == waiting.queued.input_id and event.HasField("message_completed")
+    ]
     assert said == ["second words"]
     request.request_id = "late"
     error = await refused(backend.sessions.UpdateInput(request))

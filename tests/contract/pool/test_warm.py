@@ -1,4 +1,4 @@
-"""P1, P2: a live agent takes the next turn only where everything about it fits; whatever does not costs a cold start."""
+"""P1, P2: a live agent takes the next turn only where all about it fits; whatever does not costs a cold start."""
 
 from __future__ import annotations
 

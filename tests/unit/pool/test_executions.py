@@ -1,0 +1,107 @@
+"""The tables of an execution's life: transitions, what an ending sets in motion, what a takeover does."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from services.pool.control.executions import (
+    ENDING_TYPES,
+    MAX_TRIES,
+    Queue,
+    Takeover,
+    Winner,
+    finished_by,
+    may_follow,
+    settlement,
+    takeover,
+)
+from services.pool.rows import CommandOutcome, ExecutionState, Outcome
+
+STATES = list(ExecutionState)
+
+
+def test_only_forward_and_between_running_and_waiting() -> None:
+    legal = {(before, after) for before, after in itertools.product(STATES, STATES) if may_follow(before, after)}
+    named = {(before.value, after.value) for before, after in legal}
+    assert named == {
+        ("PENDING", "RUNNING"),
+        ("PENDING", "STOPPING"),
+        ("PENDING", "TERMINAL"),
+        ("RUNNING", "WAITING"),
+        ("RUNNING", "STOPPING"),
+        ("RUNNING", "TERMINAL"),
+        ("WAITING", "RUNNING"),
+        ("WAITING", "STOPPING"),
+        ("WAITING", "TERMINAL"),
+        ("STOPPING", "TERMINAL"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("outcome", "paused", "queue", "cancel"),
+    [
+        (Outcome.COMPLETED, False, Queue.PROMOTE, CommandOutcome.NOT_RUNNING),
+        # An accepted Stop has paused it, and stays obeyed when the agent was faster.
+        (Outcome.COMPLETED, True, Queue.WAIT, CommandOutcome.NOT_RUNNING),
+        (Outcome.PAUSED, False, Queue.WAIT, CommandOutcome.NOT_RUNNING),
+        (Outcome.STOPPED, False, Queue.PAUSE, CommandOutcome.STOPPED),
+        (Outcome.FAILED, False, Queue.PAUSE, CommandOutcome.NOT_RUNNING),
+        (Outcome.LOST, False, Queue.PAUSE, CommandOutcome.LOST),
+    ],
+)
+def test_settlement(outcome: Outcome, paused: bool, queue: Queue, cancel: CommandOutcome) -> None:
+    found = settlement(outcome, queue_paused=paused)
+    assert (found.queue, found.cancel) == (queue, cancel)
+
+
+def test_every_ending_has_an_outcome() -> None:
+    assert set(ENDING_TYPES.values()) == set(Outcome)
+    assert Winner("id", "execution.lost", 3, 7).outcome is Outcome.LOST
+
+
+A, B = ("agent", "session a"), ("agent", "session b")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "prompted", "before", "after"),
+    [
+        (Outcome.COMPLETED, A, None, A),
+        (Outcome.STOPPED, B, A, B),
+        # It never reached an agent, so no agent's record changed.
+        (Outcome.STOPPED, None, A, A),
+        (Outcome.FAILED, None, A, A),
+        (Outcome.FAILED, A, A, None),
+        (Outcome.LOST, A, A, A),
+        # The turn that was lost is in another record than the last finished one.
+        (Outcome.LOST, B, A, None),
+        (Outcome.LOST, A, None, None),
+    ],
+)
+def test_what_may_be_loaded_after(
+    outcome: Outcome,
+    prompted: tuple[str, str] | None,
+    before: tuple[str, str] | None,
+    after: tuple[str, str] | None,
+) -> None:
+    assert finished_by(outcome, prompted=prompted, before=before) == after
+
+
+@pytest.mark.parametrize(
+    ("state", "tries", "decision"),
+    [
+        (ExecutionState.PENDING, 0, Takeover.DRIVE_AGAIN),
+        (ExecutionState.PENDING, MAX_TRIES - 1, Takeover.DRIVE_AGAIN),
+        (ExecutionState.PENDING, MAX_TRIES, Takeover.FAIL_START),
+        (ExecutionState.RUNNING, 1, Takeover.LOSE),
+        (ExecutionState.STOPPING, 1, Takeover.STOP),
+        (ExecutionState.WAITING, 1, Takeover.PAUSE),
+        (ExecutionState.TERMINAL, 1, Takeover.NOTHING),
+    ],
+)
+def test_takeover(state: ExecutionState, tries: int, decision: Takeover) -> None:
+    assert takeover(state, tries=tries, ending=False) is decision
+    # What the pool ends already is not ended twice.
+    ended = Takeover.NOTHING if state is ExecutionState.TERMINAL else Takeover.AWAIT_ENDING
+    assert takeover(state, tries=tries, ending=True) is ended
