@@ -1,1 +1,6 @@
 """The command line: `hearth --help`."""
+
+import os
+
+# Set before gRPC is imported: the stack starts processes, and gRPC would warn of each that it cannot follow the fork.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")

@@ -160,7 +160,7 @@ class _Conversation:
             text=" ".join(_agent_texts(events)),
         )
         if not self._quiet:
-            err.print(f"  [green]{escape(result.text[:100])}[/green]")
+            err.print(f"  [green]{escape(result.text[:70])}[/green]", soft_wrap=True)
         return result
 
 
@@ -254,18 +254,19 @@ def _agent_texts(events: list[event_pb2.Event]) -> list[str]:
 
 
 def _print_table(result: DemoResult) -> None:
-    table = Table(title="one conversation", title_justify="left", box=None, pad_edge=False)
-    names = list(dict.fromkeys(stage for turn in result.turns for stage in turn.stages_ms))
-    for column in ("turn", "how", "outcome", *names, "first output", "total", "events", "frames"):
-        table.add_column(column, justify="left" if column in ("how", "outcome") else "right")
+    stages = list(dict.fromkeys(stage for turn in result.turns for stage in turn.stages_ms))
+    table = Table(title="one conversation, times in ms", title_justify="left", box=None, pad_edge=False)
+    for column in ("turn", "how", "outcome", *stages, "first text", "total", "events", "frames"):
+        table.add_column(column, justify="left" if column in ("how", "outcome") else "right", no_wrap=True)
     for turn in result.turns:
-        stages = [f"{turn.stages_ms[name]:.0f} ms" if name in turn.stages_ms else "" for name in names]
-        first = f"{turn.first_output_ms:.0f} ms" if turn.first_output_ms is not None else ""
-        row = [str(turn.n), turn.how, turn.outcome, *stages, first, f"{turn.total_ms:.0f} ms"]
-        table.add_row(*row, str(turn.events), str(turn.frames))
+        times = [turn.stages_ms.get(stage) for stage in stages]
+        cells = ["" if time is None else f"{time:.0f}" for time in (*times, turn.first_output_ms, turn.total_ms)]
+        table.add_row(str(turn.n), turn.how, turn.outcome, *cells, str(turn.events), str(turn.frames))
     out.print(table)
+    late = "saw all of it" if result.late_reader.complete else "MISSED SOMETHING"
+    out.print(f"late reader of turn 4: {late}", soft_wrap=True)
     out.print(
-        f"late reader: {'saw all of it' if result.late_reader.complete else 'MISSED SOMETHING'}; "
-        f"replay: {result.replay.events} events, contiguous: {result.replay.contiguous}, "
-        f"equal to what the reader saw: {result.replay.equal}"
+        f"replay from 0: {result.replay.events} events, contiguous: {result.replay.contiguous},"
+        f" equal to what the reader saw live: {result.replay.equal}",
+        soft_wrap=True,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from hearth.cli import chat, demo, sessions, stack
+from hearth.cli import bench, chat, demo, sessions, stack
 
 app = typer.Typer(
     name="hearth", help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -16,6 +16,7 @@ stack.register(app)
 demo.register(app)
 chat.register(app)
 sessions.register(app)
+bench.register(app)
 
 
 def main() -> None:

@@ -25,9 +25,10 @@ from hearth.errors import CallError, read_error
 
 T = TypeVar("T")
 
-# Progress and errors go to stderr, results to stdout, so that `--json` output can be piped.
+# Progress and errors go to stderr, results to stdout, so that `--json` output can be piped. A pipe has no width.
+WIDTH = None if sys.stdout.isatty() else 120
 err = Console(stderr=True, highlight=False)
-out = Console(highlight=False)
+out = Console(highlight=False, width=WIDTH)
 
 
 class Exit(enum.IntEnum):

@@ -71,10 +71,10 @@ async def test_sends_a_turn_and_subscribes(hearth: Hearth) -> None:
     call = ("-d", json.dumps(message), where["pool"], "hearth.session.v1.SessionService/SendInput")
     code, sent, problem = await grpcurl(*call)
     assert code == 0, problem
-    execution = json.loads(sent)["started"]["execution"]["executionId"]
+    execution = json.loads(sent)["started"]["execution"]["execution_id"]
     code, again, _ = await grpcurl(*call)
     assert code == 0
-    assert json.loads(again)["started"]["execution"]["executionId"] == execution
+    assert json.loads(again)["started"]["execution"]["execution_id"] == execution
 
     subscription = await asyncio.create_subprocess_exec(
         GRPCURL,

@@ -12,13 +12,6 @@ import pytest
 from tests.support.cli import Hearth
 
 
-def open_directory(path: Path) -> Path:
-    """The embedded Postgres may run as another user, who has to get through to its own directory."""
-    for directory in (path, *list(path.parents)[:3]):
-        directory.chmod(0o755)
-    return path
-
-
 def processes_of(root: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
@@ -29,8 +22,8 @@ def processes_of(root: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.timeout(240)
-async def test_up_twice_crash_up_and_down(tmp_path: Path) -> None:
-    hearth = Hearth(open_directory(tmp_path) / ".hearth")
+async def test_up_twice_crash_up_and_down(scratch: Path) -> None:
+    hearth = Hearth(scratch / ".hearth")
     try:
         first = (await hearth.up()).json()
         assert first["started"]
@@ -72,13 +65,13 @@ async def test_up_twice_crash_up_and_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-async def test_a_stack_killed_as_a_whole_leaves_nothing_for_the_next_one(tmp_path: Path) -> None:
-    hearth = Hearth(open_directory(tmp_path) / ".hearth")
+async def test_a_stack_killed_as_a_whole_leaves_nothing_for_the_next_one(scratch: Path) -> None:
+    hearth = Hearth(scratch / ".hearth")
     try:
         assert (await hearth.up()).code == 0
         assert (await hearth.run("send", "s", "hello", "--wait")).code == 0
         agents = processes_of(hearth.root)
-        assert len(agents) > 6
+        assert len(agents) >= 6
         (hearth.root / "stack.json").unlink()
         for process in agents:
             with contextlib.suppress(psutil.NoSuchProcess):

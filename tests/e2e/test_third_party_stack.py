@@ -22,15 +22,13 @@ def tools(log: list[dict[str, Any]]) -> dict[str, str]:
 
 
 @pytest.mark.timeout(300)
-async def test_a_turn_through_third_party_daemon_and_agent(tmp_path: Path) -> None:
+async def test_a_turn_through_third_party_daemon_and_agent(scratch: Path) -> None:
     daemon = [sys.executable, str(ROOT / "tests/support/sandbox_agent_daemon.py"), str(sandbox_agent_binary())]
-    for directory in (tmp_path, *list(tmp_path.parents)[:3]):
-        directory.chmod(0o755)
     environment = {
         "HEARTH_LOCAL_DAEMON": json.dumps(daemon),
         "HEARTH_AGENTS": json.dumps({"claude": {"command": example_agent()}}),
     }
-    async with running(tmp_path / ".hearth", environment) as hearth:
+    async with running(scratch / ".hearth", environment) as hearth:
         for turn in (1, 2):
             sent = await hearth.run("send", "third", "hello", "--agent", "claude", "--wait", seconds=120)
             assert sent.code == 0, sent.stderr + sent.stdout

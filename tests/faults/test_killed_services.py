@@ -24,10 +24,8 @@ SESSIONS = 4
 
 
 @pytest.fixture
-async def hearth(tmp_path: Path) -> AsyncIterator[Hearth]:
-    for directory in (tmp_path, *list(tmp_path.parents)[:3]):
-        directory.chmod(0o755)
-    async with running(tmp_path / ".hearth") as program:
+async def hearth(scratch: Path) -> AsyncIterator[Hearth]:
+    async with running(scratch / ".hearth") as program:
         yield program
 
 
