@@ -23,6 +23,8 @@ from services.pool.harness.sse import EventStream, StreamLimits
 logger = logging.getLogger(__name__)
 
 Message = dict[str, Any]
+# NaN and the infinities are not JSON; what an agent means by them is nothing to us.
+_decoder = json.JSONDecoder(parse_constant=lambda _name: None)
 # Of a proxy that gave up waiting, or asks to wait: says nothing about the message, which may have arrived.
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -249,7 +251,7 @@ class RpcConnection:
 
     async def _dispatch(self, data: bytes) -> None:
         try:
-            message: object = json.loads(data, parse_constant=_no_constant)
+            message: object = _decoder.decode(data.decode())
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
@@ -294,7 +296,3 @@ def _exited(params: object) -> HarnessError:
     found = params if isinstance(params, dict) else {}
     how = f"signal {found['signal']}" if found.get("signal") else f"code {found.get('code')}"
     return HarnessError("AGENT_EXITED", f"the agent ended with {how}")
-
-
-def _no_constant(_name: str) -> None:
-    """NaN and the infinities are not JSON; nothing that we read is one of them."""
