@@ -54,6 +54,9 @@ class Bus:
         finally:
             if not asking.cancel() and (error := asking.exception()) is not None:
                 logger.warning("bus refused a channel", extra={"cause": str(error)})
+            if channel not in self._handlers:
+                # Whoever listened went away before the channel was asked for, so that there was nothing to undo then.
+                self._client.unsubscribe(channel)
 
     def ignore(self, channel: bytes, handler: Handler) -> None:
         """Hear `channel` no more with this handler."""

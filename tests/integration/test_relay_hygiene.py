@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 import psutil
+import pytest
 import redis.asyncio
 
 from hearth.relay.v1 import relay_service_pb2, relay_service_pb2_grpc
 from services.chassis.server import App, started
 from services.relay.__main__ import build
+from services.relay.bus import Bus
 from services.relay.settings import RelaySettings
 from tests.support import events
 from tests.support.processes import ServiceProcess
@@ -109,3 +111,26 @@ async def test_two_hundred_subscribers_come_and_go(servers: Servers, postgres_ds
 async def held(valkey: redis.asyncio.Redis) -> tuple[int, int]:
     """Connections that Valkey has, and that this process has."""
     return len(await valkey.client_list()), len(psutil.Process().net_connections())
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_who_goes_away_while_its_channel_is_asked_for_leaves_no_subscription(valkey_url: str, steps: int) -> None:
+    async with redis.asyncio.Redis.from_url(valkey_url) as valkey:
+        bus = Bus(valkey_url)
+        await bus.start()
+        name = f"hearth:live:test:{events.new_id()}".encode()
+
+        def handler(_data: bytes) -> None:
+            raise AssertionError("nothing is published")
+
+        listening = asyncio.create_task(bus.listen(name, handler))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        bus.ignore(name, handler)
+        listening.cancel()
+        await asyncio.wait([listening])
+        # On the same connection, so that everything sent before has arrived.
+        await bus.listen(b"hearth:live:test:last", handler)
+        assert await valkey.pubsub_channels(name) == []
+        assert bus.channels == 1
+        await bus.close()
