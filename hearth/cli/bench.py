@@ -64,8 +64,10 @@ def bench(
     )
     try:
         report = asyncio.run(_to_its_end(WORKLOADS[workload], chosen))
-    except (EmbeddedError, RigError, ClientError) as error:
+    except (EmbeddedError, RigError) as error:
         fail(str(error), Exit.UNREACHABLE)
+    except ClientError as error:
+        fail(str(error))
     except asyncio.CancelledError:
         raise typer.Exit(143) from None
     except KeyboardInterrupt:
