@@ -255,6 +255,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> HearthError:
 
 _POSTGRES_AWAY: tuple[type[Exception], ...] = (
     asyncpg.PostgresConnectionError,
+    # A command on a connection to which the server has said goodbye, before its end was seen.
+    asyncpg.InternalClientError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
@@ -302,8 +304,9 @@ def _away(error: Exception) -> str | None:
     if isinstance(error, grpc.aio.AioRpcError):
         return "a service that this one calls" if error.code() in _SERVICE_AWAY else None
     if isinstance(error, asyncpg.InterfaceError):
-        # asyncpg uses it for a connection or pool that is closed, and for wrong use of it, which is ours to repair.
-        return "Postgres" if "clos" in str(error) else None
+        # asyncpg uses it for a connection or pool that is closed (the pool takes a broken one back while it is in use),
+        # and for wrong use of it, which is ours to repair.
+        return "Postgres" if any(word in str(error) for word in ("clos", "released back to the pool")) else None
     return next((dependency for kinds, dependency in _AWAY if isinstance(error, kinds)), None)
 
 

@@ -100,6 +100,8 @@ def test_status_that_is_not_ours() -> None:
     [
         asyncpg.ConnectionDoesNotExistError("x"),
         asyncpg.InterfaceError("pool is closing"),
+        asyncpg.InterfaceError("cannot call Connection.fetch(): connection has been released back to the pool"),
+        asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"),
         asyncpg.CannotConnectNowError("starting up"),
         asyncpg.AdminShutdownError("x"),
         asyncpg.QueryCanceledError("statement timeout"),
