@@ -7,6 +7,7 @@ answers every question; what needs them waits in rows, so a backend must not be 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -25,7 +26,7 @@ from services.pool.control import sweeps
 from services.pool.harness.acp import AcpClient
 from services.pool.log import Log
 from services.pool.operators import PoolService
-from services.pool.replicas import BEAT_EVERY, ReplicaService, SingleReplica
+from services.pool.replicas import BEAT_EVERY, KEEP_EVERY, ReplicaService, SingleReplica
 from services.pool.requests import Known
 from services.pool.service import SessionService
 from services.pool.settings import PoolSettings
@@ -33,11 +34,13 @@ from services.pool.store import PLANNER, SCHEMA, Store
 from services.pool.turns import sandboxes
 from services.pool.turns.sandboxes import Sandboxes
 
-# Of the time that a process has to end: turns may finish, then they are ended; then what waits is told, then idle
-# agents are let go.
-_FINISH_SECONDS = 8.0
-_CANCEL_SECONDS = 6.0
-_FLUSH_SECONDS = 8.0
+logger = logging.getLogger(__name__)
+
+# Of the time that a process has to end: turns may finish, then they are ended; then what waits is told. The rest is
+# for letting idle agents go.
+_FINISH_PART = 0.27
+_CANCEL_PART = 0.2
+_FLUSH_PART = 0.27
 
 
 @asynccontextmanager
@@ -51,9 +54,9 @@ async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
         return app.tasks.start(name, work, critical=False)
 
     async with AsyncExitStack() as stack:
-        single = SingleReplica(settings.postgres_dsn)
-        await single.take(settings.postgres_start_timeout, app.clock)
+        single = SingleReplica(settings.postgres_dsn, app.clock)
         stack.push_async_callback(single.release)
+        await single.take(settings.postgres_start_timeout)
         pool = await stack.enter_async_context(await create_pool(settings, "pool", server_settings=PLANNER))
         history = await stack.enter_async_context(open_channel(settings.history_address, settings))
         relay = await stack.enter_async_context(open_channel(settings.relay_address, settings))
@@ -85,7 +88,14 @@ async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
         app.tasks.repeat("sweeps", parts.sweeps.look, every=sweeps.EVERY, clock=app.clock)
         app.tasks.repeat("claims", parts.sandboxes.renew, every=sandboxes.RENEW_EVERY, clock=app.clock)
         app.tasks.repeat("beats", parts.replicas.beat, every=BEAT_EVERY, clock=app.clock)
+        app.tasks.repeat("alone", lambda: _stay_alone(app, single), every=KEEP_EVERY, clock=app.clock)
         yield
+
+
+async def _stay_alone(app: App[PoolSettings], single: SingleReplica) -> None:
+    if not await single.keep():
+        logger.critical("another pool process took over while the database was away, ending")
+        app.shut_down()
 
 
 def _serve(app: App[PoolSettings], parts: Parts) -> None:
@@ -120,15 +130,17 @@ def _serve(app: App[PoolSettings], parts: Parts) -> None:
 
 
 def _end_in_order(app: App[PoolSettings], parts: Parts, producer: Producer) -> None:
+    grace = app.settings.shutdown_grace
+
     async def finish() -> None:
         parts.replicas.draining = True
         parts.driver.close()
-        if not await parts.driver.idle(_FINISH_SECONDS):
+        if not await parts.driver.idle(grace * _FINISH_PART):
             parts.driver.cancel_turns()
-            await parts.driver.idle(_CANCEL_SECONDS)
+            await parts.driver.idle(grace * _CANCEL_PART)
 
     async def flush() -> None:
-        await producer.close(_FLUSH_SECONDS)
+        await producer.close(grace * _FLUSH_PART)
 
     async def release() -> None:
         await parts.entries.close_all()

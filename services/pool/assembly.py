@@ -119,6 +119,7 @@ def assemble(
         entries=entries,
         sandboxes=sandboxes,
         log=log,
+        driver=driver,
         clock=clock,
         changed=bell,
     )

@@ -89,12 +89,6 @@ class Log:
         except grpc.aio.AioRpcError as error:
             raise _failed(error) from None
 
-    async def ping(self) -> None:
-        """Return when history answers; for health checks."""
-        await self._stub.GetHeads(
-            history_service_pb2.GetHeadsRequest(sessions=[session_pb2.SessionKey(project="health", session="health")])
-        )
-
 
 def winner_of(ending: history_pb2.Ending) -> Winner:
     """An ending as history tells it."""

@@ -8,6 +8,7 @@ from hearth.pool.v1 import pool_service_pb2 as calls
 from hearth.pool.v1 import pool_service_pb2_grpc
 from hearth.sandbox.v1 import sandbox_pb2
 from services.chassis import fields
+from services.chassis.auth import ANY_PROJECT, current_caller, require_project
 from services.chassis.errors import FailedPrecondition, NotFound
 from services.chassis.interceptors import Context
 from services.pool import messages, requests
@@ -38,7 +39,9 @@ class PoolService(pool_service_pb2_grpc.PoolServiceServicer):
         size = fields.page_size(request.page_size, default=_PAGE, maximum=_MOST)
         token = requests.page_token(request.page_token, int)
         offset = max(0, token[0]) if token is not None else 0
-        found = self._entries.all()[offset:]
+        project = current_caller().project
+        mine = [entry for entry in self._entries.all() if project in (ANY_PROJECT, entry.key.project)]
+        found = mine[offset:]
         response = calls.ListEntriesResponse(entries=[messages.entry(entry) for entry in found[:size]])
         if len(found) > size:
             response.next_page_token = requests.next_page_token(offset + size)
@@ -76,7 +79,8 @@ class PoolService(pool_service_pb2_grpc.PoolServiceServicer):
         return response
 
     async def DrainReplica(self, request: calls.DrainReplicaRequest, context: Context) -> calls.DrainReplicaResponse:
-        """Take nothing new from now on, finish what runs, let idle agents go."""
+        """Take nothing new from now on, finish what runs, let idle agents go. It concerns every project."""
+        require_project(ANY_PROJECT)
         fields.request_id(request.request_id)
         holder = fields.uuid_text("holder", request.holder)
         if holder != self._replicas.holder:

@@ -20,6 +20,7 @@ from services.pool.control.outbox import Outbox
 from services.pool.log import Log
 from services.pool.rows import Claim, Key
 from services.pool.store import Changed, Store
+from services.pool.turns.driver import Driver
 from services.pool.turns.sandboxes import Sandboxes
 from services.pool.warm.entries import Entries
 
@@ -41,6 +42,7 @@ class Removal:
         entries: Entries,
         sandboxes: Sandboxes,
         log: Log,
+        driver: Driver,
         clock: Clock,
         changed: Changed,
     ) -> None:
@@ -50,6 +52,7 @@ class Removal:
         self._entries = entries
         self._sandboxes = sandboxes
         self._log = log
+        self._driver = driver
         self._clock = clock
         self._changed = changed
 
@@ -86,6 +89,8 @@ class Removal:
         logger.info("session deleted", extra={"session": str(key)})
 
     async def _without_agent(self, key: Key, epoch: int) -> None:
+        # First: a turn that only saw its agent go would call that a failure.
+        self._driver.fence(key, epoch)
         entry = self._entries.get(key)
         if entry is not None and entry.claim < Claim(epoch, 0):
             self._entries.drop(entry)

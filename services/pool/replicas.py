@@ -29,26 +29,33 @@ logger = logging.getLogger(__name__)
 BEAT_EVERY = 5.0
 _LOCK = "hearth/pool/single"
 _LOCK_RETRY = 0.2
+_CONNECT_SECONDS = 5.0
+KEEP_EVERY = 5.0
 
 
 class SingleReplica:
     """The lock that only one pool process of a database holds."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, clock: Clock) -> None:
         self._dsn = dsn
+        self._clock = clock
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
 
-    async def take(self, timeout: float, clock: Clock) -> None:
+    async def take(self, timeout: float) -> None:
         """Take the lock; raises `StartupError` when another process keeps it for `timeout` seconds."""
-        ends = clock.monotonic() + timeout
-        self._connection = await asyncpg.connect(self._dsn)
-        while not await self._connection.fetchval("SELECT pg_try_advisory_lock(hashtextextended($1, 0))", _LOCK):
-            if clock.monotonic() > ends:
-                await self.release()
+        ends = self._clock.monotonic() + timeout
+        while not await self._try():
+            if self._clock.monotonic() > ends:
                 raise StartupError(
                     "another pool process runs against this database; this version runs one of them, stop it first"
                 )
-            await clock.sleep(_LOCK_RETRY)
+            await self._clock.sleep(_LOCK_RETRY)
+
+    async def keep(self) -> bool:
+        """Take the lock again if its connection was lost; False when another process has it by now."""
+        if self._connection is not None and not self._connection.is_closed():
+            return True
+        return await self._try()
 
     async def release(self) -> None:
         """Let the lock go."""
@@ -58,6 +65,12 @@ class SingleReplica:
                 await connection.close(timeout=1.0)
             except CONNECT_ERRORS:
                 connection.terminate()
+
+    async def _try(self) -> bool:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await asyncpg.connect(self._dsn, timeout=_CONNECT_SECONDS)
+        taken: bool = await self._connection.fetchval("SELECT pg_try_advisory_lock(hashtextextended($1, 0))", _LOCK)
+        return taken
 
 
 class Replicas:

@@ -18,7 +18,8 @@ from tests.support.servers import Servers
 @pytest.fixture(scope="module")
 def house(servers: Servers, module_postgres_dsn: str, module_valkey_url: str) -> Iterator[House]:
     """Services that the tests kill, and start again."""
-    found = House(servers.scratch(), module_postgres_dsn, module_valkey_url)
+    env = {"HEARTH_SHUTDOWN_GRACE": "12"}
+    found = House(servers.scratch(), module_postgres_dsn, module_valkey_url, env)
     try:
         found.start_blocking()
         yield found

@@ -117,8 +117,8 @@ class Outbox:
             if not rows:
                 return told
             answers = await self._append(key, rows)
-            again = len(rows) >= _ROWS
-            for row, answer in zip(rows, answers, strict=True):
+            again = len(rows) >= _ROWS or len(answers) < len(rows)
+            for row, answer in zip(rows, answers, strict=False):
                 outcome = await self._take(key, row, answer)
                 if outcome is None:
                     again = True
@@ -128,28 +128,25 @@ class Outbox:
                 return told
 
     async def _append(self, key: Key, rows: Sequence[OutboxRow]) -> list[history_pb2.AppendResult]:
+        """The answers for the first of these rows, in their order; for as many as could be sent, at least one."""
         session = key.message()
         futures: list[asyncio.Future[history_pb2.AppendResult]] = []
         for row in rows:
-            future = self._producer.append(session, row.event)
-            futures.append(future)
-            if future.done() and future.exception() is not None:
-                # What comes behind it must not overtake it.
+            futures.append(self._producer.append(session, row.event))
+            if futures[-1].done():
+                # It was not taken; what comes behind it must not overtake it.
                 break
         answers: list[history_pb2.AppendResult] = []
         for future in futures:
             try:
                 answers.append(await asyncio.shield(future))
             except CallError as error:
-                if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
+                if error.code is grpc.StatusCode.INVALID_ARGUMENT:
+                    refused = history_pb2.APPEND_OUTCOME_INVALID
+                    answers.append(history_pb2.AppendResult(outcome=refused, reason=error.reason))
+                elif not answers:
                     raise Unavailable(error.message, reason=error.reason or "DEPENDENCY_UNAVAILABLE") from error
-                answers.append(
-                    history_pb2.AppendResult(outcome=history_pb2.APPEND_OUTCOME_INVALID, reason=error.reason)
-                )
-        if len(answers) < len(rows):
-            # The last one is the refused one; the others follow in the next pass.
-            unsent = history_pb2.AppendResult(outcome=history_pb2.APPEND_OUTCOME_SET_ABORTED)
-            answers += [unsent] * (len(rows) - len(answers))
+                break
         return answers
 
     async def _take(self, key: Key, row: OutboxRow, answer: history_pb2.AppendResult) -> int | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
+from hearth.history.v1 import history_pb2
 from hearth.producer import ExecutionWriter, WriterRefused
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import content_pb2, event_pb2
@@ -25,8 +26,6 @@ from services.pool.harness.port import (
     PromptResult,
     PromptRun,
     QuestionAsked,
-    ToolUpdate,
-    Update,
 )
 from services.pool.store import PickedUp
 from services.pool.turns.limits import LimitWatch
@@ -99,7 +98,7 @@ class Conversation:
                 trace_context=trace_context(),
             )
         except HarnessError as error:
-            return self._failed(error.reason, str(error))
+            return self._harness_failed(error)
         following = asyncio.create_task(self._follow(harness, run))
         limit = asyncio.create_task(self._limits.tripped())
         try:
@@ -126,6 +125,7 @@ class Conversation:
         signal = asyncio.create_task(self._signals.next())
         try:
             while True:
+                self._check_fence()
                 if following.done():
                     return self._answered(following)
                 ended = self._ended_otherwise(limit)
@@ -145,14 +145,17 @@ class Conversation:
         finally:
             await end(signal)
 
-    def _ended_otherwise(self, limit: asyncio.Task[str]) -> Answer | None:
-        if self._writer.refused.done():
-            refusal = self._writer.refused.result()
-            if refusal.reason == "HISTORY_UNAVAILABLE":
-                return self._failed(refusal.reason, "too much output waits for the history, which does not answer")
-            raise Fenced(refusal.current_epoch)
+    def _check_fence(self) -> None:
         if self._signals.fenced or self._signals.taken:
             raise Fenced
+        if self._writer.refused.done():
+            refusal = self._writer.refused.result()
+            if refusal.reason != "HISTORY_UNAVAILABLE":
+                raise Fenced(refusal.current_epoch)
+
+    def _ended_otherwise(self, limit: asyncio.Task[str]) -> Answer | None:
+        if self._writer.refused.done():
+            return self._failed("HISTORY_UNAVAILABLE", "too much output waits for the history, which does not answer")
         if self._signals.gone:
             return self._failed("HARNESS_UNREACHABLE", "the sandbox is gone")
         if limit.done():
@@ -163,12 +166,16 @@ class Conversation:
         try:
             result = following.result()
         except HarnessError as error:
-            return self._failed(error.reason, str(error))
+            return self._harness_failed(error)
         except WriterRefused as error:
             if error.refusal.reason == "HISTORY_UNAVAILABLE":
                 return self._failed(error.refusal.reason, "too much output waits for the history")
             raise Fenced(error.refusal.current_epoch) from error
         return Answer(self._asked, result, produced=self._assembler.produced_anything)
+
+    def _harness_failed(self, error: HarnessError) -> Answer:
+        # The claim stands, so nobody took the daemon: it was restarted, and what ran in it is gone.
+        return self._failed("HARNESS_UNREACHABLE" if error.fenced else error.reason, str(error))
 
     def _failed(self, code: str, message: str) -> Answer:
         return Answer(self._asked, code=code, message=message, produced=self._assembler.produced_anything)
@@ -200,41 +207,37 @@ class Conversation:
 
     async def _follow(self, harness: HarnessSession, run: PromptRun) -> PromptResult:
         async for update in run.updates():
-            self._note(update)
+            self._note_output()
             for output in self._assembler.take(update):
                 if isinstance(output, FrameOut):
                     self._writer.frame(output.entity_id, **output.body)
                 else:
                     self._writer.event(output.event)
+            self._limits.running_tools(self._assembler.open_tools)
             if isinstance(update, PermissionAsked):
                 await self._permit(harness, update)
             elif isinstance(update, QuestionAsked):
                 # Nobody can be asked yet; an agent that is told so goes on without an answer.
-                await harness.answer_question(update.request_key, None)
+                await _unless_closed(harness.answer_question(update.request_key, None))
         return await run.result()
 
-    def _note(self, update: Update) -> None:
+    def _note_output(self) -> None:
         if self._first_output_at is None:
             self._first_output_at = self._room.clock.monotonic()
             self._timed("first_output", self._began)
             self._stages.begin("model")
         self._limits.progress()
-        if isinstance(update, ToolUpdate):
-            if update.status in {"completed", "failed"}:
-                self._limits.tool_ended(update.tool_call_id)
-            else:
-                self._limits.tool_started(update.tool_call_id)
 
     async def _permit(self, harness: HarnessSession, asked: PermissionAsked) -> None:
         """Answer by the policy. After a Stop nothing new may start, whatever the policy says."""
         if self._asked is not Asked.NOBODY or self._signals.any:
-            await harness.answer(asked.request_key, ToolAnswer.CANCELLED)
+            await _unless_closed(harness.answer(asked.request_key, ToolAnswer.CANCELLED))
             return
         policy = gates.decide(self._spec.permissions, (asked.title, asked.kind), self._room.settings.permission)
         allowed = policy is Policy.ALLOW
         self._assembler.decided(asked.tool_call_id, allowed=allowed)
         self._tell_of(asked, allowed)
-        await harness.answer(asked.request_key, ToolAnswer.ALLOW if allowed else ToolAnswer.DENY)
+        await _unless_closed(harness.answer(asked.request_key, ToolAnswer.ALLOW if allowed else ToolAnswer.DENY))
 
     def _tell_of(self, asked: PermissionAsked, allowed: bool) -> None:
         execution = self._picked.execution
@@ -251,8 +254,22 @@ class Conversation:
             ),
         )
         # Told in passing: a crash that loses it loses no decision, for the tool's own event says what became of it.
-        self._room.producer.append(execution.key.message(), event)
+        self._room.producer.append(execution.key.message(), event).add_done_callback(_note_refused)
 
     def _timed(self, name: str, started: float) -> None:
         seconds = self._stages.record(name, started)
         self._room.stats.stage(name, "", seconds)
+
+
+async def _unless_closed(answering: Awaitable[None]) -> None:
+    """Give an answer, unless a cancel has answered in its place."""
+    try:
+        await answering
+    except HarnessError as error:
+        if error.reason != "INTERACTION_CLOSED":
+            raise
+
+
+def _note_refused(appended: asyncio.Future[history_pb2.AppendResult]) -> None:
+    if not appended.cancelled() and (error := appended.exception()) is not None:
+        logger.warning("an answer of the policy was not told", extra={"cause": str(error)})

@@ -78,10 +78,16 @@ class Driver:
         if lane.task is None:
             lane.task = self._spawn(f"drive {key}", self._drive(key, lane))
 
-    async def settled(self, key: Key) -> None:
-        """Return when the turn of a session that has ended, if there is one, has also parked its agent."""
+    def fence(self, key: Key, epoch: int) -> None:
+        """A session went on to `epoch`: what runs below it is dropped at once."""
         lane = self._lanes.get(key)
-        while lane is not None and lane.turn is not None and lane.turn.ended:
+        if lane is not None and lane.turn is not None:
+            lane.turn.fence(epoch)
+
+    async def settled(self, key: Key) -> None:
+        """Return when the turn of a session whose ending readers may have seen has also parked its agent."""
+        lane = self._lanes.get(key)
+        while lane is not None and lane.turn is not None and lane.turn.ending:
             await lane.turn.over.wait()
             lane = self._lanes.get(key)
 

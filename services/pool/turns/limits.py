@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any
 
 from hearth.session.v1 import session_pb2
@@ -71,15 +71,13 @@ class LimitWatch:
             self._sooner.set()
         self._idle_ends = self._clock.monotonic() + self._limits.idle
 
-    def tool_started(self, tool_call_id: str) -> None:
-        """A tool call began; telling it again changes nothing."""
-        if tool_call_id not in self._tools:
-            self._tools[tool_call_id] = self._clock.monotonic() + self._limits.tool_call
+    def running_tools(self, tool_call_ids: Collection[str]) -> None:
+        """The tool calls that are open now."""
+        for ended in self._tools.keys() - set(tool_call_ids):
+            del self._tools[ended]
+        for begun in set(tool_call_ids) - self._tools.keys():
+            self._tools[begun] = self._clock.monotonic() + self._limits.tool_call
             self._sooner.set()
-
-    def tool_ended(self, tool_call_id: str) -> None:
-        """A tool call ended."""
-        self._tools.pop(tool_call_id, None)
 
     def next(self) -> tuple[float, str]:
         """When the next limit is passed, on the clock's monotonic time, and its reason."""

@@ -78,7 +78,8 @@ class Turn:
             signals=self._signals,
         )
         self._how = ""
-        # Its ending is in the log.
+        # Its ending is on its way to the log, and so may be seen by readers already; and it is known to be there.
+        self.ending = False
         self.ended = False
         # It is over, its agent parked or gone.
         self.over = asyncio.Event()
@@ -91,6 +92,11 @@ class Turn:
     def look(self) -> None:
         """The rows of the session changed."""
         self._look.set()
+
+    def fence(self, epoch: int) -> None:
+        """The session went on to `epoch`."""
+        if epoch > self._picked.execution.epoch:
+            self._signals.raise_(fenced=True)
 
     def shut_down(self) -> None:
         """End it soon."""
@@ -266,6 +272,7 @@ class Turn:
 
     async def _append_ending(self, event: event_pb2.Event, before: list[event_pb2.Event]) -> Winner:
         """The ending that stands; history may be away for as long as it likes."""
+        self.ending = True
         try:
             appended = self._writer.ending(event, before=before)
             result = await self._unless_fenced(appended)
@@ -365,6 +372,7 @@ class Turn:
             extra={"session": str(self._key), "execution": self.execution_id, "code": failed.code},
         )
         self._writer.abandon()
+        self.ending = True
         summary = event_pb2.EndingSummary()
         fill(summary, Summary(self._stages.timings, self._how, self._preparation.sandbox_id))
         await until_it_lands(self._room.clock, self._key, "fail", lambda: self._end_failed(failed, summary))

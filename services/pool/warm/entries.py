@@ -188,6 +188,7 @@ class Entries:
             return
         entry.state = EntryState.DRAINING
         self._remove(entry)
+        self._gone(entry.key)
         if entry.live is not None:
             self._spawn(f"drop {entry.key}", _closed_quietly(entry.live.harness))
 
@@ -204,6 +205,8 @@ class Entries:
             logger.exception("closing an entry failed", extra={"session": str(entry.key)})
         finally:
             self._remove(entry)
+            if entry.key not in self._entries:
+                self._gone(entry.key)
 
     async def _expire(self, entry: Entry, window: float) -> None:
         await self._clock.sleep(window)
@@ -215,7 +218,6 @@ class Entries:
     def _remove(self, entry: Entry) -> None:
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
-            self._gone(entry.key)
 
     def _touch(self, entry: Entry) -> None:
         entry.used = self._clock.monotonic()
