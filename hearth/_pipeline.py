@@ -124,14 +124,19 @@ class Pipeline:
 
     async def _stream(self) -> tuple[bool, CallError | None]:
         """One stream to its end: whether it answered anything, and the error it ended with."""
-        call = self._open_call()
+        try:
+            call = self._open_call()
+        except Exception as error:
+            # A channel that was closed under us says so here, by an exception that gRPC does not export.
+            logger.exception("stream not opened", extra={"stream": self._name})
+            return False, CallError(grpc.StatusCode.UNAVAILABLE, f"{type(error).__name__} while opening the stream")
         answers = [0]
         reading = asyncio.create_task(self._read(call, answers), name=f"{self._name} reader")
         writing = asyncio.create_task(self._write(call), name=f"{self._name} writer")
-        error: CallError | None = None
+        outcome: CallError | None = None
         failed: list[BaseException] = []
         try:
-            error = await self._watch(reading, writing)
+            outcome = await self._watch(reading, writing)
         finally:
             for task in (reading, writing):
                 task.cancel()
@@ -139,8 +144,8 @@ class Pipeline:
             await asyncio.wait((reading, writing))
             failed = [found for task in (writing, reading) if not task.cancelled() and (found := task.exception())]
         for found in failed:
-            error = self._describe(found, error)
-        return answers[0] > 0, error
+            outcome = self._describe(found, outcome)
+        return answers[0] > 0, outcome
 
     async def _watch(self, reading: asyncio.Task[None], writing: asyncio.Task[None]) -> CallError | None:
         while True:

@@ -321,8 +321,12 @@ class AcpSession:
         number, _ = self._take_asked(request_key)
         if answer_json is None:
             await self._rpc.respond(number, {"result": CANCELLED})
-        else:
-            await self._rpc.respond(number, {"result": {"outcome": "answered", "answer": json.loads(answer_json)}})
+            return
+        try:
+            answer: object = json.loads(answer_json)
+        except ValueError:
+            answer = answer_json
+        await self._rpc.respond(number, {"result": {"outcome": "answered", "answer": answer}})
 
     def _take_asked(self, key: str) -> tuple[object, PermissionAsked | QuestionAsked]:
         self._rpc.check()
@@ -333,7 +337,7 @@ class AcpSession:
 
     # What the agent says by itself
 
-    async def notified(self, method: str, params: object) -> None:
+    async def notified(self, method: str, params: object, size: int) -> None:
         """See `Listener.notified`."""
         run = self._run
         if run is None or method != "session/update" or not isinstance(params, dict):
@@ -342,9 +346,9 @@ class AcpSession:
             return
         update = read_update(params.get("update"))
         if update is not None:
-            await run.put(update)
+            await run.put(update, size)
 
-    async def requested(self, number: object, method: str, params: object) -> None:
+    async def requested(self, number: object, method: str, params: object, size: int) -> None:
         """See `Listener.requested`."""
         key = f"{self._request.server_id}:{request_key(number)}"
         asked: PermissionAsked | QuestionAsked | None = None
@@ -362,7 +366,7 @@ class AcpSession:
             self._reply(number, _cancelled(asked))
             return
         self._asked[key] = (number, asked)
-        await self._run.put(asked)
+        await self._run.put(asked, size)
 
     def gone(self, error: HarnessError) -> None:
         """See `Listener.gone`."""
@@ -388,14 +392,14 @@ class AcpSession:
         try:
             return await self._daemon.run(command, list(args), timeout)
         except (Refused, Unreached) as error:
-            raise error.as_error() from None
+            raise error.as_error_beside() from None
 
     async def write_file(self, path: str, data: bytes) -> None:
         """See `HarnessSession.write_file`."""
         try:
             await self._daemon.write_file(path, data, self._limits.file)
         except (Refused, Unreached) as error:
-            raise error.as_error() from None
+            raise error.as_error_beside() from None
 
     # Between and after turns
 

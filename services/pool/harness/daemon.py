@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 10.0
 # Waits for the answers to a DELETE: the real daemon never answers the first one but acts when its caller hangs up.
 DELETE_SECONDS = (0.5, 2.0, 5.0)
-ANSWER_BYTES = 64 * 1024 * 1024
 
 
 class Refused(Exception):
@@ -49,6 +48,13 @@ class Refused(Exception):
             return HarnessError("AGENT_EXITED", f"the agent takes no messages: {self.detail}")
         return HarnessError("HARNESS_UNREACHABLE", f"the daemon answered {self}")
 
+    def as_error_beside(self) -> HarnessError:
+        """What it means for a call that no agent server is part of: processes and files."""
+        if self.status == 401:
+            return self.as_error()
+        reason = "RUN_DEFECT" if self.status < 500 else "DAEMON_UNREACHABLE"
+        return HarnessError(reason, f"the daemon answered {self}")
+
 
 class Unreached(Exception):
     """No answer came. `sent` tells whether the request may have arrived."""
@@ -60,6 +66,8 @@ class Unreached(Exception):
     def as_error(self) -> HarnessError:
         """What it means."""
         return HarnessError("DAEMON_UNREACHABLE", f"the daemon does not answer: {self}")
+
+    as_error_beside = as_error
 
 
 def new_http() -> aiohttp.ClientSession:

@@ -48,11 +48,11 @@ class RpcLimits:
 class Listener(Protocol):
     """Who hears what the agent says by itself."""
 
-    async def notified(self, method: str, params: object) -> None:
-        """A notification. The stream waits until this returns."""
+    async def notified(self, method: str, params: object, size: int) -> None:
+        """A notification of `size` bytes. The stream waits until this returns."""
         ...
 
-    async def requested(self, number: object, method: str, params: object) -> None:
+    async def requested(self, number: object, method: str, params: object, size: int) -> None:
         """A request, once for each number. The stream waits until this returns."""
         ...
 
@@ -266,11 +266,11 @@ class RpcConnection:
             self.garbage += 1
         elif message.get("id") is None:
             self.messages += 1
-            await self._listener.notified(method, params)
+            await self._listener.notified(method, params, len(data))
         elif (key := request_key(message["id"])) not in self._seen:
             self.messages += 1
             self._seen.add(key)
-            await self._listener.requested(message["id"], method, params)
+            await self._listener.requested(message["id"], method, params, len(data))
 
     def _answered(self, message: Message) -> None:
         number = message.get("id")

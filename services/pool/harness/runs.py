@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 
 from services.pool.harness.port import HarnessError, PromptResult, Update
 
-# Updates that wait for the turn; beyond it the stream is not read, and the daemon keeps what comes.
-WAITING_UPDATES = 512
+# What waits for the turn; beyond it the stream is not read, and the daemon keeps what comes. The real daemon keeps no
+# more than 1,024 messages, so a burst is better held here.
+WAITING_UPDATES = 4_096
+WAITING_BYTES = 16 * 1024 * 1024
 # After so many updates in a row the turn lets the rest of the process do something.
 UPDATES_IN_A_ROW = 64
 
@@ -18,7 +20,8 @@ class AcpRun:
     """One prompt on its way: updates in order, then its end."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Update] = deque()
+        self._waiting: deque[tuple[Update, int]] = deque()
+        self._waiting_bytes = 0
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -34,8 +37,9 @@ class AcpRun:
         given = 0
         while True:
             while self._waiting:
-                update = self._waiting.popleft()
-                if len(self._waiting) < WAITING_UPDATES:
+                update, size = self._waiting.popleft()
+                self._waiting_bytes -= size
+                if self._has_room:
                     self._room.set()
                 given += 1
                 if given % UPDATES_IN_A_ROW == 0:
@@ -57,16 +61,21 @@ class AcpRun:
             raise self._outcome
         return self._outcome
 
-    async def put(self, update: Update) -> None:
-        """Hand an update over, once there is room for it."""
+    async def put(self, update: Update, size: int) -> None:
+        """Hand an update of about `size` bytes over, once there is room for it."""
         while not self._room.is_set() and not self.ended:
             await self._room.wait()
         if self.ended:
             return
-        self._waiting.append(update)
-        if len(self._waiting) >= WAITING_UPDATES:
+        self._waiting.append((update, size))
+        self._waiting_bytes += size
+        if not self._has_room:
             self._room.clear()
         self._changed.set()
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._waiting) < WAITING_UPDATES and self._waiting_bytes < WAITING_BYTES
 
     def end(self, outcome: PromptResult | HarnessError) -> None:
         """Nothing more comes; the first outcome stands."""

@@ -243,6 +243,7 @@ class EventStream:
                     headers=headers,
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeout),
                     read_bufsize=READ_BYTES,
+                    allow_redirects=False,
                 )
         except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
             logger.debug("stream not opened", extra={"error": type(error).__name__})
