@@ -1,0 +1,110 @@
+"""C1, H6: the pool without its database. What runs goes on and is settled later; what is asked gets UNAVAILABLE."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit, urlunsplit
+
+import grpc
+import pytest_asyncio
+
+from hearth.session.v1 import session_pb2 as sessions
+from tests.contract.pool.house import Backend, House, eventually, key, summary
+from tests.contract.pool.refusals import refused
+from tests.support.cutter import Cutter
+from tests.support.servers import Servers
+
+
+class Door(Cutter):
+    """A proxy that can be shut: then connections end, and none begins."""
+
+    closed = False
+
+    def shut(self) -> None:
+        """End all connections and take none."""
+        self.closed = True
+        self.cut()
+
+    def open(self) -> None:
+        """Pass on again."""
+        self.closed = False
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.closed:
+            writer.transport.abort()
+        else:
+            await super()._pass_on(reader, writer)
+
+
+@pytest_asyncio.fixture
+async def door(postgres_dsn: str) -> AsyncIterator[Door]:
+    """Between the pool and its database."""
+    parts = urlsplit(postgres_dsn)
+    async with Door(f"{parts.hostname}:{parts.port}") as found:
+        yield found
+
+
+@pytest_asyncio.fixture
+async def house(servers: Servers, door: Door, postgres_dsn: str, valkey_url: str) -> AsyncIterator[House]:
+    """Services of which the pool reaches the database through the door."""
+    found = House(servers.scratch(), postgres_dsn, valkey_url, {"HEARTH_SHUTDOWN_GRACE": "12"})
+    parts = urlsplit(postgres_dsn)
+    user = parts.netloc.rpartition("@")[0]
+    found.pool.env["HEARTH_POSTGRES_DSN"] = urlunsplit(parts._replace(netloc=f"{user}@{door.address}"))
+    try:
+        await asyncio.to_thread(found.start_blocking)
+        yield found
+    finally:
+        door.open()
+        await asyncio.to_thread(found.stop)
+
+
+@pytest_asyncio.fixture
+async def backend(house: House) -> AsyncIterator[Backend]:
+    """A backend of those."""
+    found = Backend(house)
+    yield found
+    await found.close()
+
+
+async def test_a_turn_goes_on_and_is_settled_later(backend: Backend, door: Door) -> None:
+    session = key()
+    await backend.run(session, "remember my name is Ada")
+    sent = await backend.send(session, "stream 60 words at 40/s")
+    execution_id = sent.started.execution.execution_id
+
+    async def asked() -> bool:
+        return (await backend.execution(session, execution_id)).state == sessions.EXECUTION_STATE_RUNNING
+
+    await eventually(asked)
+    door.shut()
+
+    error = await refused(backend.send(session, "hello", request_id="later"))
+    assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "DEPENDENCY_UNAVAILABLE")
+    # Readers get all of it from history, which is not the pool's.
+    ending = await backend.ending(session, execution_id)
+    assert ending.HasField("execution_completed")
+
+    door.open()
+
+    async def accepted() -> bool:
+        try:
+            answer = await backend.send(session, "hello", request_id="later")
+        except grpc.aio.AioRpcError as refusal:
+            if refusal.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            return False
+        return answer.HasField("started") or answer.HasField("queued")
+
+    await eventually(accepted)
+    settled = await backend.settled(session, execution_id)
+    assert settled.outcome == sessions.EXECUTION_OUTCOME_COMPLETED
+
+    async def the_next_ran() -> bool:
+        shown = await backend.session(session)
+        return shown.execution.execution_id != execution_id and bool(shown.execution.ending_sequence)
+
+    await eventually(the_next_ran)
+    last = (await backend.events(session))[-1]
+    assert summary(last).how == "warm"
