@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from hearth.cli.output import addresses, out, run, token
+from hearth.cli.output import addresses, out, run, spec_of, token
 from hearth.cli.stack import DEFAULT_ROOT, Root
 from hearth.client import Client, session_key
 from hearth.reducer import Entry, Transcript, ending_summary, is_ending
@@ -32,18 +32,18 @@ def chat(
     session: Annotated[str, typer.Argument(help="id of the session; empty: a new one")] = "",
     project: Annotated[str, typer.Option(envvar="HEARTH_PROJECT", help="project of the session")] = "demo",
     agent: Annotated[str, typer.Option(help="agent of the session; empty: the one it has")] = "",
+    permissions: Annotated[str, typer.Option(help="allow or deny what the agent asks for; empty: as it is")] = "",
     root: Root = DEFAULT_ROOT,
 ) -> None:
     """Talk to an agent. Ctrl-C while it works stops it; an empty line or Ctrl-D leaves."""
     name = session or f"chat-{uuid.uuid4().hex[:8]}"
-    run(_chat(name, project, agent, root))
+    run(_chat(name, project, spec_of(agent, permissions), root))
 
 
-async def _chat(name: str, project: str, agent: str, root: Root) -> None:
+async def _chat(name: str, project: str, spec: control_pb2.SessionSpec | None, root: Root) -> None:
     key = session_key(project, name)
     out.print(f"session [bold]{escape(name)}[/bold] of project {escape(project)}; an empty line leaves")
     async with Client(addresses(root), token=token()) as client:
-        spec = control_pb2.SessionSpec(agent=agent) if agent else None
         cursor = (await client.head(key)).head
         while True:
             out.print("[bold cyan]you[/bold cyan]   ", end="")

@@ -22,6 +22,7 @@ from rich.markup import escape
 from hearth.client import Addresses
 from hearth.embedded.records import StackRecord
 from hearth.errors import CallError, read_error
+from hearth.session.v1 import session_pb2 as control_pb2
 
 T = TypeVar("T")
 
@@ -50,6 +51,19 @@ def addresses(root: Path) -> Addresses:
         return os.environ.get(f"HEARTH_{name.upper()}_ADDRESS") or record.address(name) or str(getattr(default, name))
 
     return Addresses(pool=of("pool"), history=of("history"), relay=of("relay"), sandbox=of("sandbox"))
+
+
+PERMISSIONS = {"allow": control_pb2.PERMISSION_ACTION_ALLOW, "deny": control_pb2.PERMISSION_ACTION_DENY}
+
+
+def spec_of(agent: str, permissions: str) -> control_pb2.SessionSpec | None:
+    """The spec that options ask for; None, the one that the session has, when they ask for nothing."""
+    if permissions and permissions not in PERMISSIONS:
+        raise typer.BadParameter(f"{permissions!r} is none of {', '.join(PERMISSIONS)}", param_hint="--permissions")
+    if not agent and not permissions:
+        return None
+    policy = control_pb2.PermissionPolicy(default_action=PERMISSIONS[permissions]) if permissions else None
+    return control_pb2.SessionSpec(agent=agent, permissions=policy)
 
 
 def token() -> str:

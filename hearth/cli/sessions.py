@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from hearth.cli.chat import follow_turn
-from hearth.cli.output import Exit, addresses, as_dict, out, print_json, run, token
+from hearth.cli.output import Exit, addresses, as_dict, out, print_json, run, spec_of, token
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
 from hearth.client import Client, session_key
 from hearth.history.v1 import history_pb2  # noqa: F401 - registers the messages that JSON output needs
@@ -35,6 +35,7 @@ def send(
     text: Annotated[str, typer.Argument(help="the message")],
     project: Project = DEFAULT_PROJECT,
     agent: Annotated[str, typer.Option(help="agent of the session; empty: the one it has")] = "",
+    permissions: Annotated[str, typer.Option(help="allow or deny what the agent asks for; empty: as it is")] = "",
     on_busy: Annotated[str, typer.Option(help="queue, reject or steer, when the agent works already")] = "queue",
     request_id: Annotated[str, typer.Option(help="key of idempotency; empty: a new one")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="show the answer and wait for its end")] = False,
@@ -44,6 +45,7 @@ def send(
     """Give the agent a message. Exit code 1 when `--wait` saw the turn fail."""
     if on_busy not in ON_BUSY:
         raise typer.BadParameter(f"{on_busy!r} is none of {', '.join(ON_BUSY)}", param_hint="--on-busy")
+    spec = spec_of(agent, permissions)
 
     async def work() -> int:
         key = session_key(project, session)
@@ -53,7 +55,7 @@ def send(
                 key,
                 text,
                 request_id=request_id or str(uuid.uuid4()),
-                spec=control_pb2.SessionSpec(agent=agent) if agent else None,
+                spec=spec,
                 on_busy=ON_BUSY[on_busy],
             )
             if json:

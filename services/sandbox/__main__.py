@@ -30,7 +30,9 @@ async def build(app: App[SandboxSettings]) -> AsyncIterator[None]:
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
     async with pool, aiohttp.ClientSession(connector=connector) as session:
         providers: dict[str, Provider] = {
-            "local": LocalProvider(settings.local_root, app.clock, inherit=settings.local_inherit)
+            "local": LocalProvider(
+                settings.local_root, app.clock, inherit=settings.local_inherit, daemon=settings.local_daemon
+            )
         }
         parts = await assemble(
             settings,

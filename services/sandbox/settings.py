@@ -15,6 +15,7 @@ from services.chassis.settings import PREFIX, PostgresSettings
 from services.sandbox.claims import LeaseLimits
 from services.sandbox.compatibility import AgentCommand
 from services.sandbox.drift import Limits
+from services.sandbox.providers.local import AGENTD
 from services.sandbox.tiers import Tier
 from services.sandbox.transitions import Deadlines
 
@@ -59,6 +60,9 @@ class SandboxSettings(PostgresSettings):
     local_root: Path = Field(default=Path(".hearth/sandboxes"), description="directory of local sandboxes")
     local_inherit: Annotated[list[str], NoDecode] = Field(
         default_factory=list, description="variables of this process that local sandboxes inherit, separated by commas"
+    )
+    local_daemon: list[str] = Field(
+        default=list(AGENTD), min_length=1, description="JSON list: the program that serves a local sandbox"
     )
     local_warm_window: float = Field(default=60.0, ge=0, description="how long a sandbox is kept running; 0 = not")
     local_warm_cap: int = Field(default=8, ge=0, description="how many are kept running")

@@ -30,7 +30,8 @@ async def test_a_turn_through_third_party_daemon_and_agent(scratch: Path) -> Non
     }
     async with running(scratch / ".hearth", environment) as hearth:
         for turn in (1, 2):
-            sent = await hearth.run("send", "third", "hello", "--agent", "claude", "--wait", seconds=120)
+            options = ("--agent", "claude", "--permissions", "allow", "--wait")
+            sent = await hearth.run("send", "third", "hello", *options, seconds=120)
             assert sent.code == 0, sent.stderr + sent.stdout
             log = (await hearth.run("history", "third", "--json")).lines()
             endings = [item["event"]["execution_completed"] for item in log if "execution_completed" in item["event"]]

@@ -107,13 +107,23 @@ def _told(method: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, Corouti
     return told
 
 
-class LocalProvider:
-    """Sandboxes below `root`. They inherit the usual variables of this process, and those named by `inherit`."""
+# Safe path: a module of the workspace must not stand in for one of ours.
+AGENTD = (sys.executable, "-P", "-m", "services.sandbox.agentd")
 
-    def __init__(self, root: Path, clock: Clock, *, inherit: Sequence[str] = ()) -> None:
+
+class LocalProvider:
+    """Sandboxes below `root`. They inherit the usual variables of this process, and those named by `inherit`.
+
+    `daemon` is the program that serves a sandbox: it takes the flags of agentd and speaks its dialect.
+    """
+
+    def __init__(
+        self, root: Path, clock: Clock, *, inherit: Sequence[str] = (), daemon: Sequence[str] = AGENTD
+    ) -> None:
         self._root = root.absolute()
         self._workspaces = self._root / "workspaces"
         self._clock = clock
+        self._daemon = tuple(daemon)
         self._inherited = {name: os.environ[name] for name in (*_INHERITED, *inherit) if name in os.environ}
         # Daemons that this process started; it must reap those that end, else they stay as zombies.
         self._started: list[subprocess.Popen[bytes]] = []
@@ -285,8 +295,7 @@ class LocalProvider:
         with (directory / "daemon.log").open("wb") as log:
             process = subprocess.Popen(
                 [
-                    # Safe path: a module of the workspace must not stand in for one of ours.
-                    *(sys.executable, "-P", "-m", "services.sandbox.agentd", "--host", HOST, "--port", "0"),
+                    *(*self._daemon, "--host", HOST, "--port", "0"),
                     *("--token-file", str(directory / "token"), "--agents-file", str(directory / "agents.json")),
                     *("--port-file", str(directory / "port"), "--log-dir", str(directory)),
                 ],
@@ -305,7 +314,7 @@ class LocalProvider:
             with suppress(FileNotFoundError):
                 return int(port_file.read_text())
             if process.poll() is not None:
-                raise DaemonFailed(f"agentd ended with {process.returncode}: {_tail(log)}")
+                raise DaemonFailed(f"the daemon ended with {process.returncode}: {_tail(log)}")
             await self._clock.sleep(_POLL_SECONDS)
 
     def _environment(self, reference: str, workspace: Path, secrets: Mapping[str, str]) -> dict[str, str]:
