@@ -130,6 +130,8 @@ class AppendQueue:
         self._held: dict[Lane, float] = {}
         self._in_flight: deque[_Request] = deque()
         self._number = 0
+        # Unclear failures since the last answer: one may be an accident of the connection.
+        self._strikes = 0
         self.requests = 0
         self.resent = 0
 
@@ -239,6 +241,7 @@ class AppendQueue:
             if counts != [len(result.results) for result in reply.sets]:
                 raise ProtocolViolation("results that do not match the events sent")
             self._in_flight.popleft()
+            self._strikes = 0
             for group, result in zip(sets, reply.sets, strict=True):
                 at = 0
                 for item in group:
@@ -275,6 +278,9 @@ class AppendQueue:
         """Find out which item makes requests fail: mark those of the first failed request to go one by one, and give
         back the one that was refused for good while it went alone."""
         if error is None or error.code in _PASSING or not self._in_flight:
+            return None
+        self._strikes += 1
+        if error.code in _UNCLEAR and self._strikes == 1:
             return None
         items = self._in_flight[0].items
         for item in items:
