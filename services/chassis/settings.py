@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 PREFIX = "HEARTH_"
 # Exit code of a process that was started wrongly: a supervisor that restarts it would see the same again.
@@ -187,6 +187,11 @@ def load(settings_class: type[_S]) -> _S:
     except ValidationError as error:
         for line in problems(settings_class, error):
             print(line, file=sys.stderr)
+        _exit()
+    except SettingsError as error:
+        # Raised for a list or object that is no JSON, before anything is validated; only its text names the field.
+        field = next((name for name in settings_class.model_fields if f'"{name}"' in str(error)), "")
+        print(f"{_variable(settings_class, field)} is wrong: it is not JSON" if field else error, file=sys.stderr)
         _exit()
 
 

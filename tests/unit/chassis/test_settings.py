@@ -13,6 +13,7 @@ from services.chassis.settings import Address, ChassisSettings, PostgresSettings
 class Both(PostgresSettings, ValkeySettings):
     listen: str = "127.0.0.1:7401"
     lease: float = Field(default=90, gt=0)
+    program: list[str] = Field(default=["run"])
 
 
 GOOD = {"HEARTH_POSTGRES_DSN": "postgresql://u:geheim@h/d", "HEARTH_VALKEY_URL": "redis://h:1/0"}
@@ -66,6 +67,10 @@ def test_each_wrong_one_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
 ) -> None:
     assert f"{name} is wrong:" in refusal(monkeypatch, capsys, **{name: value})
+
+
+def test_a_list_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(monkeypatch, capsys, HEARTH_PROGRAM="run it") == "HEARTH_PROGRAM is wrong: it is not JSON\n"
 
 
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
