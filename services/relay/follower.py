@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 # Bus messages kept while a session is being opened.
 _EARLY_MESSAGES = 4096
 _ACTIVE_SECONDS = 60.0
+_KEPT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,10 @@ class Follower:
         if not self._parts.bus.connected:
             return None
         try:
-            return await self._parts.buffer.read(self._key)
-        except RedisError as error:
+            # A bus that hangs must not keep a reader from its events.
+            async with asyncio.timeout(_KEPT_SECONDS):
+                return await self._parts.buffer.read(self._key)
+        except (RedisError, TimeoutError) as error:
             logger.warning("kept frames cannot be read", extra={"cause": type(error).__name__})
             return None
 

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from services.chassis.errors import from_rpc_error
 from tests.support import events
 from tests.support.relay_reader import StrictReader, reading
-from tests.support.relay_stack import RelayStack, relay_stack
+from tests.support.relay_stack import RelayStack, relay_processes
 from tests.support.relay_turns import append
 from tests.support.servers import Servers
+
+
+@pytest.fixture(scope="module")
+def processes(servers: Servers, module_postgres_dsn: str) -> Iterator[RelayStack]:
+    """The services of this module."""
+    with relay_processes(servers, module_postgres_dsn, HEARTH_RELAY_HISTORY_TIMEOUT="1") as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def stack(processes: RelayStack) -> AsyncIterator[RelayStack]:
+    """The services, with channels for this test."""
+    async with processes.connected():
+        yield processes
 
 
 def away(reader: StrictReader) -> bool:
@@ -31,52 +47,48 @@ async def refused_in_time(stack: RelayStack, reader: StrictReader) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
-async def test_history_goes_and_comes_back(servers: Servers, postgres_dsn: str, how: str) -> None:
-    async with relay_stack(servers, postgres_dsn) as stack:
-        turn = stack.turn()
-        await turn.start()
-        await turn.say("m", "a")
-        async with reading(stack.channel(), turn.session) as reader:
-            await reader.until_ready()
-            if how == "killed":
-                stack.history.kill9()
-            else:
-                stack.history.freeze()
-            await reader.until(lambda: reader.of_kind("degraded"), timeout=10)
-            assert [(item.degraded.what, item.degraded.on) for item in reader.items if item.HasField("degraded")] == [
-                ("history", True)
-            ]
-            await turn.say("m", "b")
-            await reader.until_text("m", "ab")
-            for session in (turn.session, events.key()):
-                async with reading(stack.channel(), session) as newcomer:
-                    await refused_in_time(stack, newcomer)
-            if how == "killed":
-                await stack.history.restart()
-            else:
-                stack.history.thaw()
-            await turn.complete("m")
-            await turn.end()
-            await reader.until_type("execution.completed")
-            await reader.until(lambda: not reader.of_kind("degraded")[-1].degraded.on)
-            assert reader.gaps == []
-            async with reading(stack.channel(), turn.session) as newcomer:
-                await newcomer.until_ready()
-                assert newcomer.sequences == [1, 2, 3]
+async def test_history_goes_and_comes_back(stack: RelayStack, how: str) -> None:
+    turn = stack.turn()
+    await turn.start()
+    await turn.say("m", "a")
+    async with reading(stack.channel(), turn.session) as reader:
+        await reader.until_ready()
+        if how == "killed":
+            stack.history.kill9()
+        else:
+            stack.history.freeze()
+        await reader.until(lambda: reader.of_kind("degraded"), timeout=10)
+        assert [(item.degraded.what, item.degraded.on) for item in reader.items if item.HasField("degraded")] == [
+            ("history", True)
+        ]
+        await turn.say("m", "b")
+        await reader.until_text("m", "ab")
+        for session in (turn.session, events.key()):
+            async with reading(stack.channel(), session) as newcomer:
+                await refused_in_time(stack, newcomer)
+        if how == "killed":
+            await stack.history.restart()
+        else:
+            stack.history.thaw()
+        await turn.complete("m")
+        await turn.end()
+        await reader.until_type("execution.completed")
+        await reader.until(lambda: not reader.of_kind("degraded")[-1].degraded.on)
+        assert reader.gaps == []
+        async with reading(stack.channel(), turn.session) as newcomer:
+            await newcomer.until_ready()
+            assert newcomer.sequences == [1, 2, 3]
 
 
-async def test_events_committed_while_the_relay_could_not_read_are_found(servers: Servers, postgres_dsn: str) -> None:
+async def test_events_committed_while_the_relay_could_not_read_are_found(stack: RelayStack) -> None:
     """A notice too large to carry its event, and history frozen before the relay reads it."""
-    async with relay_stack(servers, postgres_dsn, HEARTH_RELAY_HISTORY_TIMEOUT="0.5") as stack:
-        session = events.key()
-        await append(stack.channel(stack.history), session, events.custom())
-        async with reading(stack.channel(), session) as reader:
-            await reader.until_ready()
-            for sequence in range(2, 5):
-                await append(stack.channel(stack.history), session, events.custom(200_000))
-                stack.history.freeze()
-                await reader.until(
-                    lambda: reader.of_kind("degraded")[-1:] and reader.of_kind("degraded")[-1].degraded.on
-                )
-                stack.history.thaw()
-                await reader.until_sequence(sequence)
+    session = events.key()
+    await append(stack.channel(stack.history), session, events.custom())
+    async with reading(stack.channel(), session) as reader:
+        await reader.until_ready()
+        for sequence in range(2, 5):
+            await append(stack.channel(stack.history), session, events.custom(200_000))
+            stack.history.freeze()
+            await reader.until(lambda: reader.of_kind("degraded")[-1:] and reader.of_kind("degraded")[-1].degraded.on)
+            stack.history.thaw()
+            await reader.until_sequence(sequence)

@@ -3,76 +3,91 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 
 import grpc
+import pytest
+import pytest_asyncio
 
 from services.chassis.errors import from_rpc_error
 from tests.support.relay_reader import StrictReader, reading
-from tests.support.relay_stack import relay_stack
+from tests.support.relay_stack import RelayStack, relay_processes
 from tests.support.relay_turns import Turn, publish
 from tests.support.servers import Servers
 
 
-async def test_killed_while_a_turn_streams(servers: Servers, postgres_dsn: str) -> None:
-    async with relay_stack(servers, postgres_dsn) as stack:
-        turn = stack.turn()
-        stop = asyncio.Event()
-
-        async def produce(turn: Turn) -> None:
-            await turn.start()
-            number = 0
-            while not stop.is_set():
-                number += 1
-                # As a producer does it: frames that cannot be published are given up, the event goes on.
-                with suppress(TimeoutError, grpc.aio.AioRpcError):
-                    async with asyncio.timeout(0.2):
-                        await publish(stack.channel(), turn.batch(turn.frames(f"m{number}", "a", "b")))
-                await turn.complete(f"m{number}")
-            await turn.end()
-
-        async def follow(reader: StrictReader) -> None:
-            while "execution.completed" not in reader.types:
-                if reader.ended:
-                    reader.connect()
-                await reader.until_ended_or("execution.completed")
-
-        producing = asyncio.create_task(produce(turn))
-        async with reading(stack.channel(), turn.session) as one, reading(stack.channel(), turn.session) as other:
-            following = asyncio.gather(follow(one), follow(other))
-            for _ in range(2):
-                await asyncio.sleep(0.5)
-                stack.relay.kill9()
-                await stack.relay.restart()
-            await asyncio.sleep(0.3)
-            stop.set()
-            await producing
-            await asyncio.wait_for(following, 20)
-        assert len(one.recording) >= 3
-        assert one.sequences == other.sequences == list(range(1, one.sequences[-1] + 1))
-        assert one.sequences[-1] > 10
+@pytest.fixture(scope="module")
+def processes(servers: Servers, module_postgres_dsn: str) -> Iterator[RelayStack]:
+    """The services of this module."""
+    with relay_processes(servers, module_postgres_dsn) as running:
+        yield running
 
 
-async def test_an_orderly_end_says_where_to_resume(servers: Servers, postgres_dsn: str) -> None:
-    async with relay_stack(servers, postgres_dsn) as stack:
-        turn = stack.turn()
+@pytest_asyncio.fixture
+async def stack(processes: RelayStack) -> AsyncIterator[RelayStack]:
+    """The services, with channels for this test."""
+    async with processes.connected():
+        yield processes
+
+
+async def test_killed_while_a_turn_streams(stack: RelayStack) -> None:
+    turn = stack.turn()
+    stop = asyncio.Event()
+
+    async def produce(turn: Turn) -> None:
         await turn.start()
-        async with reading(stack.channel(), turn.session) as reader, reading(stack.channel(), turn.session) as stalled:
-            await reader.until_ready()
-            await stalled.until_ready()
-            stalled.pause()
-            ending = asyncio.create_task(stack.relay.terminate())
-            await reader.until_ended()
-            assert await ending == 0
-            closing = reader.items[-1].closing
-            assert (closing.reason, closing.cursor) == ("SHUTTING_DOWN", reader.events[-1].cursor)
-            assert reader.error is not None
-            error = from_rpc_error(reader.error)
-            assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
-            assert error.metadata["sequence"] == "1"
-            assert error.metadata["tag"] == closing.cursor.tag
+        number = 0
+        while not stop.is_set():
+            number += 1
+            # As a producer does it: frames that cannot be published are given up, the event goes on.
+            with suppress(TimeoutError, grpc.aio.AioRpcError):
+                async with asyncio.timeout(0.2):
+                    await publish(stack.channel(), turn.batch(turn.frames(f"m{number}", "a", "b")))
+            await turn.complete(f"m{number}")
+        await turn.end()
+
+    async def follow(reader: StrictReader) -> None:
+        while "execution.completed" not in reader.types:
+            if reader.ended:
+                reader.connect()
+            await reader.until_ended_or("execution.completed")
+
+    producing = asyncio.create_task(produce(turn))
+    async with reading(stack.channel(), turn.session) as one, reading(stack.channel(), turn.session) as other:
+        following = asyncio.gather(follow(one), follow(other))
+        for _ in range(2):
+            await asyncio.sleep(0.5)
+            stack.relay.kill9()
             await stack.relay.restart()
-            await turn.append(turn.run.completed())
-            reader.connect()
-            await reader.until_type("execution.completed")
-            assert reader.sequences == [1, 2]
+        await asyncio.sleep(0.3)
+        stop.set()
+        await producing
+        await asyncio.wait_for(following, 20)
+    assert len(one.recording) >= 3
+    assert one.sequences == other.sequences == list(range(1, one.sequences[-1] + 1))
+    assert one.sequences[-1] > 10
+
+
+async def test_an_orderly_end_says_where_to_resume(stack: RelayStack) -> None:
+    turn = stack.turn()
+    await turn.start()
+    async with reading(stack.channel(), turn.session) as reader, reading(stack.channel(), turn.session) as stalled:
+        await reader.until_ready()
+        await stalled.until_ready()
+        stalled.pause()
+        ending = asyncio.create_task(stack.relay.terminate())
+        await reader.until_ended()
+        assert await ending == 0
+        closing = reader.items[-1].closing
+        assert (closing.reason, closing.cursor) == ("SHUTTING_DOWN", reader.events[-1].cursor)
+        assert reader.error is not None
+        error = from_rpc_error(reader.error)
+        assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
+        assert error.metadata["sequence"] == "1"
+        assert error.metadata["tag"] == closing.cursor.tag
+        await stack.relay.restart()
+        await turn.append(turn.run.completed())
+        reader.connect()
+        await reader.until_type("execution.completed")
+        assert reader.sequences == [1, 2]

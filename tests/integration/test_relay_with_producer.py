@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hearth.producer import Producer
+from hearth.producer import Producer, ProducerLimits
 from hearth.types.v1 import content_pb2, event_pb2, frame_pb2, session_pb2
 from services.chassis.clock import SystemClock
 from tests.support import events
@@ -51,7 +51,11 @@ async def follow(stack: RelayStack, session: session_pb2.SessionKey, endings: in
 
 async def test_what_is_said_in_many_sessions_arrives_whole(servers: Servers, postgres_dsn: str) -> None:
     async with relay_stack(servers, postgres_dsn) as stack:
-        producer = Producer(history=stack.channel(stack.history), relay=stack.channel(), clock=SystemClock())
+        # On a loaded machine the relay may take longer than an event waits for its frames; here nothing may be lost.
+        limits = ProducerLimits(hold=30.0)
+        producer = Producer(
+            history=stack.channel(stack.history), relay=stack.channel(), clock=SystemClock(), limits=limits
+        )
         await producer.start()
         sessions = [events.key() for _ in range(SESSIONS)]
         readers = [asyncio.create_task(follow(stack, session, 2)) for session in sessions]

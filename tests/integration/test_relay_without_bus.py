@@ -3,79 +3,93 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import pytest_asyncio
 
 from hearth.relay.v1 import relay_pb2
 from tests.support import events
 from tests.support.processes import ServiceProcess
 from tests.support.relay_reader import StrictReader, reading
-from tests.support.relay_stack import RelayStack, relay_stack
+from tests.support.relay_stack import RelayStack, relay_processes, relay_stack
 from tests.support.relay_turns import append, publish
 from tests.support.servers import Servers
+
+
+@pytest.fixture(scope="module")
+def processes(servers: Servers, module_postgres_dsn: str) -> Iterator[RelayStack]:
+    """The services of this module."""
+    with relay_processes(servers, module_postgres_dsn) as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def stack(processes: RelayStack) -> AsyncIterator[RelayStack]:
+    """The services, with channels for this test."""
+    async with processes.connected():
+        yield processes
 
 
 def degraded(reader: StrictReader) -> list[tuple[str, bool]]:
     return [(item.degraded.what, item.degraded.on) for item in reader.of_kind("degraded")]
 
 
-async def test_valkey_restarts_while_a_turn_streams(servers: Servers, postgres_dsn: str) -> None:
-    async with relay_stack(servers, postgres_dsn) as stack:
-        turn = stack.turn()
-        async with reading(stack.channel(), turn.session) as reader:
-            await reader.until_ready()
-            await turn.start()
-            await turn.say("m1", "before")
-            await reader.until_text("m1", "before")
-            await stack.stop_valkey()
-            await reader.until(lambda: degraded(reader) == [("bus", True)])
-            (result,) = await publish(stack.channel(), turn.batch(turn.frames("m1", " away")))
-            assert result.outcome == relay_pb2.PUBLISH_OUTCOME_UNAVAILABLE
-            sequence = await turn.complete("m1")
-            await reader.until_sequence(sequence, timeout=5)
-            assert reader.gaps == [(1, 1)]
-            async with reading(stack.channel(), turn.session) as newcomer:
-                await newcomer.until_ready()
-                await newcomer.until(lambda: degraded(newcomer) == [("bus", True)])
-                await stack.start_valkey()
-                for each in (reader, newcomer):
-                    await each.until(lambda each=each: degraded(each) == [("bus", True), ("bus", False)])  # type: ignore[misc]
-                await turn.say("m2", "after")
-                for each in (reader, newcomer):
-                    await each.until_text("m2", "after")
-                await turn.complete("m2")
-                await turn.end()
-                for each in (reader, newcomer):
-                    await each.until_type("execution.completed")
-
-
-async def test_flushall_with_a_stale_producer_alive(servers: Servers, postgres_dsn: str) -> None:
-    async with relay_stack(servers, postgres_dsn) as stack:
-        stale = stack.turn()
-        await stale.start()
-        await stale.say("m", "old")
-        # A takeover ended the first one and the session went on; its producer does not know.
-        await stale.append(stale.run.at(2).lost())
-        turn = stack.turn(stale.session, epoch=3)
+async def test_valkey_restarts_while_a_turn_streams(stack: RelayStack) -> None:
+    turn = stack.turn()
+    async with reading(stack.channel(), turn.session) as reader:
+        await reader.until_ready()
         await turn.start()
-        await turn.say("n", "a", "b")
-        async with reading(stack.channel(), turn.session) as reader, stack.valkey() as valkey:
-            await reader.until_ready()
-            await valkey.flushall()
-            (refused,) = await publish(stack.channel(), stale.batch(stale.frames("m", "stale")))
-            assert refused.outcome == relay_pb2.PUBLISH_OUTCOME_FENCED
-            assert (refused.current.execution_id, refused.current.epoch) == (turn.run.execution_id, 3)
-            assert (await turn.publish(*turn.frames("n", "c"))).through == 2
-            await reader.until_text("n", "abc")
-            async with reading(stack.channel(), turn.session) as late:
-                await late.until_ready()
-                assert late.gaps == [(0, 1)]
-                assert late.text("n") == "c"
-            (refused,) = await publish(stack.channel(), stale.batch(stale.frames("m", "stale")))
-            assert refused.outcome == relay_pb2.PUBLISH_OUTCOME_FENCED
-            await turn.complete("n")
-            await reader.until_type("message.completed")
-            assert reader.gaps == []
+        await turn.say("m1", "before")
+        await reader.until_text("m1", "before")
+        await stack.stop_valkey()
+        await reader.until(lambda: degraded(reader) == [("bus", True)])
+        (result,) = await publish(stack.channel(), turn.batch(turn.frames("m1", " away")))
+        assert result.outcome == relay_pb2.PUBLISH_OUTCOME_UNAVAILABLE
+        sequence = await turn.complete("m1")
+        await reader.until_sequence(sequence, timeout=5)
+        assert reader.gaps == [(1, 1)]
+        async with reading(stack.channel(), turn.session) as newcomer:
+            await newcomer.until_ready()
+            await newcomer.until(lambda: degraded(newcomer) == [("bus", True)])
+            await stack.start_valkey()
+            for each in (reader, newcomer):
+                await each.until(lambda each=each: degraded(each) == [("bus", True), ("bus", False)])  # type: ignore[misc]
+            await turn.say("m2", "after")
+            for each in (reader, newcomer):
+                await each.until_text("m2", "after")
+            await turn.complete("m2")
+            await turn.end()
+            for each in (reader, newcomer):
+                await each.until_type("execution.completed")
+
+
+async def test_flushall_with_a_stale_producer_alive(stack: RelayStack) -> None:
+    stale = stack.turn()
+    await stale.start()
+    await stale.say("m", "old")
+    # A takeover ended the first one and the session went on; its producer does not know.
+    await stale.append(stale.run.at(2).lost())
+    turn = stack.turn(stale.session, epoch=3)
+    await turn.start()
+    await turn.say("n", "a", "b")
+    async with reading(stack.channel(), turn.session) as reader, stack.valkey() as valkey:
+        await reader.until_ready()
+        await valkey.flushall()
+        (refused,) = await publish(stack.channel(), stale.batch(stale.frames("m", "stale")))
+        assert refused.outcome == relay_pb2.PUBLISH_OUTCOME_FENCED
+        assert (refused.current.execution_id, refused.current.epoch) == (turn.run.execution_id, 3)
+        assert (await turn.publish(*turn.frames("n", "c"))).through == 2
+        await reader.until_text("n", "abc")
+        async with reading(stack.channel(), turn.session) as late:
+            await late.until_ready()
+            assert late.gaps == [(0, 1)]
+            assert late.text("n") == "c"
+        (refused,) = await publish(stack.channel(), stale.batch(stale.frames("m", "stale")))
+        assert refused.outcome == relay_pb2.PUBLISH_OUTCOME_FENCED
+        await turn.complete("n")
+        await reader.until_type("message.completed")
+        assert reader.gaps == []
 
 
 async def test_lost_notices_are_found_by_comparing_heads(servers: Servers, postgres_dsn: str) -> None:
@@ -95,6 +109,26 @@ async def test_lost_notices_are_found_by_comparing_heads(servers: Servers, postg
             await mute.terminate()
 
 
+async def test_a_valkey_that_hangs_keeps_nobody_from_events(stack: RelayStack) -> None:
+    turn = stack.turn()
+    async with reading(stack.channel(), turn.session) as reader:
+        await reader.until_ready()
+        await turn.start()
+        await turn.say("m", "a")
+        await reader.until_text("m", "a")
+        stack.freeze_valkey()
+        try:
+            await turn.complete("m")
+            await reader.until_sequence(2, timeout=5)
+            async with reading(stack.channel(), turn.session) as newcomer:
+                await newcomer.until_sequence(2, timeout=10)
+        finally:
+            stack.thaw_valkey()
+        await turn.say("n", "b")
+        await reader.until_text("n", "b")
+        assert reader.gaps == []
+
+
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 async def test_a_valkey_that_may_drop_keys_is_refused_at_the_start(
     servers: Servers, postgres_dsn: str, policy: str
@@ -108,11 +142,11 @@ async def test_a_valkey_that_may_drop_keys_is_refused_at_the_start(
         assert await relay.wait(20) == 2
         assert f"maxmemory-policy {policy}" in relay.log()
     finally:
-        await stack.close()
+        await asyncio.to_thread(stack.stop)
 
 
-async def test_a_full_valkey_takes_no_frames_and_readers_get_their_events(servers: Servers, postgres_dsn: str) -> None:
-    async with relay_stack(servers, postgres_dsn) as stack, stack.valkey() as valkey:
+async def test_a_full_valkey_takes_no_frames_and_readers_get_their_events(stack: RelayStack) -> None:
+    async with stack.valkey() as valkey:
         turn = stack.turn()
         async with reading(stack.channel(), turn.session) as reader:
             await reader.until_ready()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import grpc.aio
 import redis.asyncio
@@ -25,13 +27,14 @@ class RelayStack:
         self._valkey = EmbeddedValkey(self._valkey_directory)
         self.valkey_url = self._valkey.start_detached().url
         self._valkey_port = int(self.valkey_url.rsplit(":", 1)[1].split("/")[0])
-        scratch = servers.scratch()
-        common = {"HEARTH_VALKEY_URL": self.valkey_url}
-        if "HEARTH_TRACE_FILE" in env:
-            common["HEARTH_TRACE_FILE"] = env["HEARTH_TRACE_FILE"]
-        self.history = ServiceProcess("services.history", scratch, {**common, "HEARTH_POSTGRES_DSN": postgres_dsn})
-        self._scratch, self._env = scratch, {**common, **env}
+        self._scratch = servers.scratch()
+        self._env = {"HEARTH_VALKEY_URL": self.valkey_url, **env}
         self._count = relays
+        shared = {"HEARTH_VALKEY_URL", "HEARTH_TRACE_FILE"}
+        common = {key: value for key, value in self._env.items() if key in shared}
+        self.history = ServiceProcess(
+            "services.history", self._scratch, {**common, "HEARTH_POSTGRES_DSN": postgres_dsn}
+        )
         self.relays: list[ServiceProcess] = []
         self._channels: dict[str, grpc.aio.Channel] = {}
 
@@ -40,23 +43,34 @@ class RelayStack:
         """The first relay."""
         return self.relays[0]
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Start history, then the relays."""
-        await self.history.start()
+        self.history.start_blocking()
         for _ in range(self._count):
             env = {**self._env, "HEARTH_HISTORY_ADDRESS": self.history.address}
             self.relays.append(ServiceProcess("services.relay", self._scratch, env))
-        await asyncio.gather(*(relay.start() for relay in self.relays))
+        for relay in self.relays:
+            relay.start_blocking()
 
-    async def close(self) -> None:
+    def stop(self) -> None:
         """End everything that runs."""
-        for channel in self._channels.values():
-            await channel.close()
         for process in (*self.relays, self.history):
-            if process.running:
-                process.thaw()
-                await process.terminate()
-        await asyncio.to_thread(self._valkey.remove)
+            process.stop()
+        self._valkey.remove()
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[RelayStack]:
+        """This stack with channels of the running event loop, whole again whatever a test before did to it."""
+        await self.start_valkey()
+        for process in (self.history, *self.relays):
+            if not process.running:
+                await process.restart()
+        try:
+            yield self
+        finally:
+            for channel in self._channels.values():
+                await channel.close()
+            self._channels.clear()
 
     def channel(self, process: ServiceProcess | None = None) -> grpc.aio.Channel:
         """A channel to a service, by default the first relay."""
@@ -80,20 +94,47 @@ class RelayStack:
         await asyncio.to_thread(self._valkey.stop)
 
     async def start_valkey(self) -> None:
-        """Bring it back, empty, on the same port."""
+        """Bring it back, empty, on the same port, if it does not run."""
         self._valkey = EmbeddedValkey(self._valkey_directory, port=self._valkey_port)
         await asyncio.to_thread(self._valkey.start_detached)
+
+    def freeze_valkey(self) -> None:
+        """SIGSTOP: it keeps its connections and answers nothing."""
+        os.kill(self._valkey_pid(), signal.SIGSTOP)
+
+    def thaw_valkey(self) -> None:
+        """SIGCONT."""
+        os.kill(self._valkey_pid(), signal.SIGCONT)
+
+    def _valkey_pid(self) -> int:
+        return int((self._valkey_directory / "pid").read_text())
 
     def valkey(self) -> redis.asyncio.Redis:
         """A client; close it."""
         return redis.asyncio.Redis.from_url(self.valkey_url)
 
 
+@contextmanager
+def relay_processes(servers: Servers, postgres_dsn: str, *, relays: int = 1, **env: str) -> Iterator[RelayStack]:
+    """A running stack for many tests, each of which uses it `connected`.
+
+    `env` are settings of the relays, by their full names. A trace file is for all processes.
+    """
+    stack = RelayStack(servers, postgres_dsn, relays, env)
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.stop()
+
+
 @asynccontextmanager
 async def relay_stack(servers: Servers, postgres_dsn: str, *, relays: int = 1, **env: str) -> AsyncIterator[RelayStack]:
-    """A running stack; `env` are settings of the relays, by their full names. A trace file is for all processes."""
-    async with AsyncExitStack() as stack:
-        made = await asyncio.to_thread(RelayStack, servers, postgres_dsn, relays, env)
-        stack.push_async_callback(made.close)
-        await made.start()
-        yield made
+    """A running stack for one test, connected."""
+    stack = await asyncio.to_thread(RelayStack, servers, postgres_dsn, relays, env)
+    try:
+        await asyncio.to_thread(stack.start)
+        async with stack.connected():
+            yield stack
+    finally:
+        await asyncio.to_thread(stack.stop)
