@@ -1,8 +1,8 @@
 """Messages of the contract with their inner messages left serialized.
 
-What only passes through a service is delivered byte for byte: parsing and serializing it again would change the order of
-its fields, and costs more than the rest of the work. A shadow has the field numbers of its message, and `bytes` where
-that holds another message; protobuf's parser then hands out the raw bytes, in C.
+What only passes through a service is delivered byte for byte: parsing and serializing it again would change the order
+of its fields, and costs more than the rest of the work. A shadow has the field numbers of its message, and `bytes`
+where that holds another message; protobuf's parser then hands out the raw bytes, in C.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def shadows(opened: Iterable[Descriptor]) -> dict[str, Shadow]:
         for field in message.field:
             _open_or_leave(field, known)
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]
+    pool.Add(file)
     return {
         descriptor.name: cast(
             "Shadow",
