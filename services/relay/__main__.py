@@ -18,6 +18,7 @@ from services.relay.bus import Bus
 from services.relay.hubs import Hubs
 from services.relay.ingress import Ingress
 from services.relay.log import Log
+from services.relay.measures import Measures
 from services.relay.service import RelayService
 from services.relay.settings import RelaySettings
 from services.relay.surroundings import Surroundings
@@ -48,8 +49,17 @@ async def build(app: App[RelaySettings]) -> AsyncIterator[None]:
             await bus.start()
         except (OSError, PubSubError) as error:
             raise StartupError(f"Valkey at HEARTH_VALKEY_URL: {error}") from error
+        measures = Measures()
+        measures.watch("hearth.relay.readers", "{reader}", lambda: hubs.readers)
+        measures.watch("hearth.relay.sessions", "{session}", lambda: hubs.sessions)
         service = RelayService(
-            hubs=hubs, ingress=ingress, log=log, surroundings=surroundings, clock=app.clock, settings=settings
+            hubs=hubs,
+            ingress=ingress,
+            log=log,
+            surroundings=surroundings,
+            measures=measures,
+            clock=app.clock,
+            settings=settings,
         )
         service.add_to(app.server)
         probe = health_pb2_grpc.HealthStub(history)

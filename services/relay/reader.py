@@ -80,6 +80,11 @@ class Reader:
         """The position in the tail from which on it needs the pieces."""
         return self._position
 
+    @property
+    def cut_off(self) -> str:
+        """The reason why it was ended though nothing could be written; empty if it was not."""
+        return self._cut.reason if self._cut is not None else ""
+
     def wake(self) -> None:
         """There may be something to do."""
         if self._woken is not None and not self._woken.done():

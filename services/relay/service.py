@@ -18,6 +18,7 @@ from services.chassis.interceptors import shutting_down
 from services.relay.hubs import Hubs
 from services.relay.ingress import Ingress
 from services.relay.log import Log
+from services.relay.measures import Measures
 from services.relay.reader import Reader, Wish
 from services.relay.settings import RelaySettings
 from services.relay.surroundings import Surroundings
@@ -38,10 +39,12 @@ class RelayService:
         ingress: Ingress,
         log: Log,
         surroundings: Surroundings,
+        measures: Measures,
         clock: Clock,
         settings: RelaySettings,
     ) -> None:
         self._hubs = hubs
+        self._measures = measures
         self._ingress = ingress
         self._log = log
         self._surroundings = surroundings
@@ -71,7 +74,11 @@ class RelayService:
         async for request in requests:
             for project in {batch.session.project for batch in request.batches}:
                 require_project(project)
-            yield await self._ingress.publish(request)
+            begun = self._clock.monotonic()
+            response = await self._ingress.publish(request)
+            frames = sum(len(batch.frames) for batch in request.batches)
+            self._measures.published(self._clock.monotonic() - begun, frames, response.results)
+            yield response
 
     async def subscribe(self, request: relay_service_pb2.SubscribeRequest, context: Context) -> None:
         """See RelayService.Subscribe."""
@@ -88,7 +95,11 @@ class RelayService:
             clock=self._clock,
             settings=self._settings,
         )
-        await reader.run()
+        try:
+            await reader.run()
+        finally:
+            if reader.cut_off:
+                self._measures.cut(reader.cut_off)
 
 
 def wish_of(request: relay_service_pb2.SubscribeRequest) -> Wish:
