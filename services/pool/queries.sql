@@ -17,7 +17,8 @@ WITH facts AS (
 )
 UPDATE pool.session
 SET epoch = $3, holder = $4, queue_paused = $5, spec = $6, execution_id = $7, ended_execution_id = $8,
-    harness_agent = $9, harness_session_id = $10, outbox_number = $16, deleted_at = $17, updated_at = now()
+    harness_agent = $9, harness_session_id = $10, harness_execution_id = $18, outbox_number = $16, deleted_at = $17,
+    updated_at = now()
 WHERE project = $1 AND session = $2
 
 -- name: view
@@ -135,6 +136,7 @@ WITH locked AS (
 )
 SELECT picked.*, locked.spec AS session_spec, locked.ended_execution_id AS ended_execution_id,
     locked.harness_agent AS finished_agent, locked.harness_session_id AS finished_session_id,
+    locked.harness_execution_id AS finished_execution_id,
     input.content AS input_content, input.expected_transcript AS expected_transcript
 FROM picked CROSS JOIN locked LEFT JOIN pool.input ON input.input_id = picked.input_id
 
@@ -278,7 +280,7 @@ ORDER BY deleted_at LIMIT $1
 WITH locked AS (
     UPDATE pool.session
     SET purged_at = now(), spec = '', holder = NULL, execution_id = NULL, ended_execution_id = NULL,
-        harness_agent = NULL, harness_session_id = NULL
+        harness_agent = NULL, harness_session_id = NULL, harness_execution_id = NULL
     WHERE project = $1 AND session = $2 AND deleted_at IS NOT NULL
     RETURNING 1
 ), gates AS (

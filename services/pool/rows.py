@@ -102,6 +102,16 @@ class CommandOutcome(StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Finished:
+    """Whose own record of the conversation may be loaded: the agent, its id of the session, and the last execution in
+    it."""
+
+    agent: str
+    session_id: str
+    execution_id: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Session:
     """A row of `pool.session`. `spec` is a serialized SessionSpec; epochs, numbers and sequences count from 1."""
 
@@ -112,8 +122,7 @@ class Session:
     spec: bytes
     execution_id: str | None
     ended_execution_id: str | None
-    harness_agent: str | None
-    harness_session_id: str | None
+    finished: Finished | None
     outbox_number: int
     history_sequence: int
     created_at: datetime

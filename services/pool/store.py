@@ -23,6 +23,7 @@ from services.pool.rows import (
     Execution,
     ExecutionState,
     Fact,
+    Finished,
     Input,
     InputState,
     Key,
@@ -55,8 +56,7 @@ class PickedUp:
     execution: Execution
     spec: bytes
     ended_execution_id: str | None
-    finished_agent: str | None
-    finished_session_id: str | None
+    finished: Finished | None
     content: bytes
     expected_transcript: bytes | None
 
@@ -111,12 +111,9 @@ class Changing:
         changes = {name: value for name, value in given.items() if value is not None}
         self.session = dataclasses.replace(self.session, **changes)  # type: ignore[arg-type]
 
-    def ended(self, execution_id: str, harness: tuple[str, str] | None) -> None:
-        """Note the last execution that was settled, and (agent, its session id) that wrote the last finished turn."""
-        agent, session_id = harness or (None, None)
-        self.session = dataclasses.replace(
-            self.session, ended_execution_id=execution_id, harness_agent=agent, harness_session_id=session_id
-        )
+    def ended(self, execution_id: str, finished: Finished | None) -> None:
+        """Note the last execution that was settled, and who wrote the last finished turn."""
+        self.session = dataclasses.replace(self.session, ended_execution_id=execution_id, finished=finished)
 
     def tell(self, *facts: Fact) -> None:
         """Add facts to the outbox, in order."""
@@ -294,8 +291,8 @@ class Changing:
             now.spec,
             now.execution_id,
             now.ended_execution_id,
-            now.harness_agent,
-            now.harness_session_id,
+            now.finished.agent if now.finished is not None else None,
+            now.finished.session_id if now.finished is not None else None,
             list(range(first, first + len(self._facts))),
             [fact.event_id for fact in self._facts],
             [fact.event for fact in self._facts],
@@ -303,6 +300,7 @@ class Changing:
             [fact.transition for fact in self._facts],
             now.outbox_number,
             now.deleted_at,
+            now.finished.execution_id if now.finished is not None else None,
         )
         self._facts = []
         self._read = now
@@ -390,8 +388,7 @@ class Store:
             _execution(row),
             row["session_spec"],
             _text(row["ended_execution_id"]),
-            row["finished_agent"],
-            row["finished_session_id"],
+            _finished(row["finished_agent"], row["finished_session_id"], row["finished_execution_id"]),
             row["input_content"] or b"",
             row["expected_transcript"],
         )
@@ -521,6 +518,12 @@ def _keys(rows: Sequence[asyncpg.Record]) -> list[Key]:
     return list(dict.fromkeys(Key(row["project"], row["session"]) for row in rows))
 
 
+def _finished(agent: str | None, session_id: str | None, execution_id: object) -> Finished | None:
+    if agent is None or session_id is None or execution_id is None:
+        return None
+    return Finished(agent, session_id, str(execution_id))
+
+
 def _session(row: asyncpg.Record) -> Session:
     return Session(
         Key(row["project"], row["session"]),
@@ -530,8 +533,7 @@ def _session(row: asyncpg.Record) -> Session:
         row["spec"],
         _text(row["execution_id"]),
         _text(row["ended_execution_id"]),
-        row["harness_agent"],
-        row["harness_session_id"],
+        _finished(row["harness_agent"], row["harness_session_id"], row["harness_execution_id"]),
         row["outbox_number"],
         row["history_sequence"],
         row["created_at"],

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from services.pool.rows import CommandOutcome, ExecutionState, Outcome
+from services.pool.rows import CommandOutcome, ExecutionState, Finished, Outcome
 
 _PENDING, _RUNNING, _WAITING = ExecutionState.PENDING, ExecutionState.RUNNING, ExecutionState.WAITING
 _STOPPING, _TERMINAL = ExecutionState.STOPPING, ExecutionState.TERMINAL
@@ -92,10 +92,10 @@ def settlement(outcome: Outcome, *, queue_paused: bool) -> Settlement:
 def finished_by(
     outcome: Outcome,
     *,
-    prompted: tuple[str, str] | None,
-    before: tuple[str, str] | None,
-) -> tuple[str, str] | None:
-    """Which (agent, its session id) a later `session/load` may be asked for, after an ending.
+    prompted: Finished | None,
+    before: Finished | None,
+) -> Finished | None:
+    """What a later `session/load` may be asked for, after an ending.
 
     `prompted` is what this execution was given to, None when it never got so far; `before` is what stood until now. A
     turn that failed may have spoiled the agent's own record of it, and one that was lost in another session than the
@@ -107,7 +107,8 @@ def finished_by(
         case Outcome.COMPLETED | Outcome.PAUSED | Outcome.STOPPED:
             return prompted
         case Outcome.LOST:
-            return before if before == prompted else None
+            same = before is not None and (before.agent, before.session_id) == (prompted.agent, prompted.session_id)
+            return before if same else None
         case Outcome.FAILED:
             return None
 

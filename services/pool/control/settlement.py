@@ -8,7 +8,7 @@ import logging
 from services.pool.control.executions import Queue, Winner, finished_by, settlement
 from services.pool.control.inputs import Starts
 from services.pool.log import Log
-from services.pool.rows import Execution, Key, Outcome
+from services.pool.rows import Execution, Finished, Key, Outcome
 from services.pool.store import Changed, Store
 
 logger = logging.getLogger(__name__)
@@ -58,15 +58,11 @@ class Settlement:
             if ended is None:
                 before = await changing.execution(execution_id)
                 return Settled(before.outcome or winner.outcome, first=False) if before is not None else None
-            now = changing.session
-            standing = (now.harness_agent, now.harness_session_id)
+            prompted = None
+            if ended.started_at is not None and ended.agent and ended.harness_session_id:
+                prompted = Finished(ended.agent, ended.harness_session_id, execution_id)
             changing.ended(
-                execution_id,
-                finished_by(
-                    winner.outcome,
-                    prompted=(ended.agent or "", ended.harness_session_id or "") if ended.started_at else None,
-                    before=(standing[0], standing[1]) if standing[0] and standing[1] else None,
-                ),
+                execution_id, finished_by(winner.outcome, prompted=prompted, before=changing.session.finished)
             )
             promoted = None
             if plan.queue is Queue.PAUSE:

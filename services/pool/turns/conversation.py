@@ -59,7 +59,6 @@ class Conversation:
         self._stages = stages
         self._signals = signals
         self._assembler = TurnAssembler(picked.execution.execution_id, room.ids.new)
-        self._limits = LimitWatch(room.settings.limits.with_spec(spec.limits), room.clock)
         self._began = 0.0
         self._first_output_at: float | None = None
         self._asked = Asked.NOBODY
@@ -99,8 +98,10 @@ class Conversation:
             )
         except HarnessError as error:
             return self._harness_failed(error)
-        following = asyncio.create_task(self._follow(harness, run))
-        limit = asyncio.create_task(self._limits.tripped())
+        # From here on: what came before has times of its own.
+        limits = LimitWatch(self._room.settings.limits.with_spec(self._spec.limits), self._room.clock)
+        following = asyncio.create_task(self._follow(harness, run, limits))
+        limit = asyncio.create_task(limits.tripped())
         try:
             answer = await self._until_the_end(harness, following, limit)
         finally:
@@ -205,15 +206,16 @@ class Conversation:
         if command is not None:
             self.command_id = command.command_id
 
-    async def _follow(self, harness: HarnessSession, run: PromptRun) -> PromptResult:
+    async def _follow(self, harness: HarnessSession, run: PromptRun, limits: LimitWatch) -> PromptResult:
         async for update in run.updates():
             self._note_output()
+            limits.progress()
             for output in self._assembler.take(update):
                 if isinstance(output, FrameOut):
                     self._writer.frame(output.entity_id, **output.body)
                 else:
                     self._writer.event(output.event)
-            self._limits.running_tools(self._assembler.open_tools)
+            limits.running_tools(self._assembler.open_tools)
             if isinstance(update, PermissionAsked):
                 await self._permit(harness, update)
             elif isinstance(update, QuestionAsked):
@@ -226,7 +228,6 @@ class Conversation:
             self._first_output_at = self._room.clock.monotonic()
             self._timed("first_output", self._began)
             self._stages.begin("model")
-        self._limits.progress()
 
     async def _permit(self, harness: HarnessSession, asked: PermissionAsked) -> None:
         """Answer by the policy. After a Stop nothing new may start, whatever the policy says."""

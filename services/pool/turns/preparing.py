@@ -82,7 +82,8 @@ class Preparation:
         self.sandbox_id = ""
         self.entry: Entry | None = None
         self._gives_up_at = room.clock.monotonic() + room.settings.history_patience
-        self._load = picked.finished_session_id if picked.finished_agent == self.agent else None
+        known = picked.finished
+        self._load = known if known is not None and known.agent == self.agent else None
 
     async def prepare(self, attempt: int) -> Ready:
         """An agent that can be asked, under the claim of this attempt (from 1).
@@ -172,9 +173,9 @@ class Preparation:
             spec=self._picked.spec,
             fingerprint=self._config(),
         )
-        transcript = ""
-        if not harness.loaded and self._picked.ended_execution_id is not None:
-            transcript = await self._transcript()
+        transcript = await self._what_it_missed(
+            known=self._load.execution_id if harness.loaded and self._load else None
+        )
         live.processes = await leftovers.own_processes(harness)
         return Ready(entry, live, "restarted" if acquired.how == "restarted" else "cold", transcript)
 
@@ -183,7 +184,7 @@ class Preparation:
             server_id=entry.entry_id,
             agent=self.agent,
             workspace=acquired.workspace,
-            load_session_id=self._load,
+            load_session_id=self._load.session_id if self._load is not None else None,
             mcp_servers=mcp_servers(self.spec),
             instructions=self.spec.instructions,
             model=self.spec.model,
@@ -205,10 +206,16 @@ class Preparation:
         except HarnessError as error:
             raise TurnFailed(error.reason, str(error)) from error
 
-    async def _transcript(self) -> str:
+    async def _what_it_missed(self, *, known: str | None) -> str:
+        """The conversation that the agent does not know: all of it, or what came after the execution `known`."""
+        if self._picked.ended_execution_id in {None, known}:
+            return ""
+
         async def read() -> str:
-            transcript = Transcript()
+            transcript = Transcript(since_known=known is not None)
             async for event in self._room.log.newest_first(self._key):
+                if known is not None and event.execution_id == known:
+                    break
                 if not self._own(event) and not transcript.add(event):
                     break
             return transcript.text()

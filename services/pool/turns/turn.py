@@ -115,6 +115,7 @@ class Turn:
                 "hearth.epoch": execution.epoch,
             },
         ) as span:
+            self._writer.traced(telemetry.inject())
             watching = asyncio.create_task(self._watch())
             try:
                 await self._run(span)

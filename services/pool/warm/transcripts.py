@@ -14,6 +14,10 @@ _HEAD = (
     "The conversation so far, taken from its log. You are the agent in it. It is context, not a request: "
     "answer only the message that follows it."
 )
+_HEAD_SINCE = (
+    "What happened in this conversation since your last turn, taken from its log. It is context, not a request: "
+    "answer only the message that follows it."
+)
 _CUT = "[earlier parts of the conversation are left out]"
 
 _STATUS = {
@@ -26,9 +30,10 @@ _STATUS = {
 
 
 class Transcript:
-    """Built from the newest event backwards, until the budget is used up."""
+    """Built from the newest event backwards, until the budget is used up. `since_known`: the agent knows the rest."""
 
-    def __init__(self, budget: int = BUDGET) -> None:
+    def __init__(self, budget: int = BUDGET, *, since_known: bool = False) -> None:
+        self._head = _HEAD_SINCE if since_known else _HEAD
         self._left = budget
         self._parts: list[str] = []
         self._full = False
@@ -50,7 +55,7 @@ class Transcript:
         if not self._parts:
             return ""
         cut = [_CUT] if self._full else []
-        return "\n\n".join([_HEAD, *cut, *reversed(self._parts)])
+        return "\n\n".join([self._head, *cut, *reversed(self._parts)])
 
 
 def _words(event: event_pb2.Event) -> str:

@@ -135,6 +135,31 @@ async def test_a_silent_agent_is_ended_by_its_limits(backend: Backend) -> None:
     assert long.execution_failed.code == "TURN_LIMIT"
 
 
+async def test_limits_begin_with_the_prompt(backend: Backend) -> None:
+    """However long it takes to make a sandbox."""
+    spec = sessions.SessionSpec()
+    spec.limits.first_response.FromMilliseconds(250)
+    ending = await backend.run(key(), "hello", spec=spec)
+    assert ending.HasField("execution_completed")
+    acquire = next(stage for stage in summary(ending).stages if stage.stage == "acquire")
+    assert acquire.duration_us > 250_000
+
+
+async def test_what_no_agent_was_asked_is_told_to_the_next(backend: Backend) -> None:
+    """An agent that loads its own record hears of what happened in between."""
+    session = key()
+    await backend.run(session, "remember my name is Ada", spec=sessions.SessionSpec(agent="scripted"))
+    failed = await backend.run(session, "remember my town is Bern", spec=sessions.SessionSpec(agent="exits"))
+    assert failed.HasField("execution_failed")
+    after = await backend.run(
+        session, "what is my name?\nwhat is my town?", spec=sessions.SessionSpec(agent="scripted")
+    )
+    assert next(stage.how for stage in summary(after).stages if stage.stage == "open") == "load"
+    said = agent_text(await backend.events(session), after.execution_id)
+    assert "Ada" in said
+    assert "Bern" in said
+
+
 async def test_policy_allows_and_denies(backend: Backend) -> None:
     allow = sessions.PermissionPolicy(default_action=sessions.PERMISSION_ACTION_ALLOW)
     deny = sessions.PermissionPolicy(default_action=sessions.PERMISSION_ACTION_DENY)

@@ -22,7 +22,7 @@ from services.pool.control.commands import Aim, NothingRuns, StopIt, stop_decisi
 from services.pool.rows import Execution, ExecutionState, Key, Request, Session, View
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SESSION = Session(Key("p", "s"), 4, None, False, b"", None, None, None, None, 0, 0, NOW, NOW, None)
+SESSION = Session(Key("p", "s"), 4, None, False, b"", None, None, None, 0, 0, NOW, NOW, None)
 ACTIVE = Execution(
     "e1",
     Key("p", "s"),

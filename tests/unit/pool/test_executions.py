@@ -17,7 +17,7 @@ from services.pool.control.executions import (
     settlement,
     takeover,
 )
-from services.pool.rows import CommandOutcome, ExecutionState, Outcome
+from services.pool.rows import CommandOutcome, ExecutionState, Finished, Outcome
 
 STATES = list(ExecutionState)
 
@@ -61,7 +61,8 @@ def test_every_ending_has_an_outcome() -> None:
     assert Winner("id", "execution.lost", 3, 7).outcome is Outcome.LOST
 
 
-A, B = ("agent", "session a"), ("agent", "session b")
+A, B = Finished("agent", "session a", "e1"), Finished("agent", "session b", "e2")
+LATER = Finished("agent", "session a", "e3")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,9 @@ A, B = ("agent", "session a"), ("agent", "session b")
         (Outcome.STOPPED, None, A, A),
         (Outcome.FAILED, None, A, A),
         (Outcome.FAILED, A, A, None),
-        (Outcome.LOST, A, A, A),
+        # What was lost of it is told again; the record before it stands.
+        (Outcome.LOST, LATER, A, A),
+        (Outcome.COMPLETED, LATER, A, LATER),
         # The turn that was lost is in another record than the last finished one.
         (Outcome.LOST, B, A, None),
         (Outcome.LOST, A, None, None),
@@ -81,9 +84,9 @@ A, B = ("agent", "session a"), ("agent", "session b")
 )
 def test_what_may_be_loaded_after(
     outcome: Outcome,
-    prompted: tuple[str, str] | None,
-    before: tuple[str, str] | None,
-    after: tuple[str, str] | None,
+    prompted: Finished | None,
+    before: Finished | None,
+    after: Finished | None,
 ) -> None:
     assert finished_by(outcome, prompted=prompted, before=before) == after
 

@@ -13,9 +13,10 @@ CREATE TABLE pool.session (
     -- The newest execution, and the last one that was settled.
     execution_id uuid,
     ended_execution_id uuid,
-    -- Who wrote the last finished turn: what `session/load` may be asked for. NULL when that would load something else.
+    -- Who wrote the last finished turn, which `session/load` may be asked for. NULL when that would load something else.
     harness_agent text,
     harness_session_id text,
+    harness_execution_id uuid,
     -- The number of the newest fact, and the place in the log up to which facts were acknowledged.
     outbox_number bigint NOT NULL DEFAULT 0,
     history_sequence bigint NOT NULL DEFAULT 0,
