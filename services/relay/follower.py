@@ -200,11 +200,10 @@ class Follower:
             self._touched = self._parts.clock.monotonic()
 
     def _notice(self, notice: RawNotice) -> None:
-        if notice.last_sequence <= self.place.sequence or self._fetching is not None:
-            self._wanted = max(self._wanted, notice.last_sequence)
+        if notice.last_sequence <= self.place.sequence:
             return
         with self._traced(notice):
-            if self._usable(notice):
+            if self._fetching is None and self._usable(notice):
                 for item in notice.events[self.place.sequence + 1 - notice.first_sequence :]:
                     self._event(item)
             if self.place.sequence < notice.last_sequence:
