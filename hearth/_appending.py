@@ -48,12 +48,17 @@ def event_field(event: bytes) -> bytes:
     return bytes_field(history_pb2.AppendSet.EVENTS_FIELD_NUMBER, event)
 
 
+def trace_field(traceparent: str) -> bytes:
+    """A traceparent as it stands in an AppendSet; nothing when there is none."""
+    return bytes_field(history_pb2.AppendSet.TRACEPARENT_FIELD_NUMBER, traceparent.encode()) if traceparent else b""
+
+
 class Item(abc.ABC):
     """Events of one session that are sent together.
 
     `wire` are the events as fields of an AppendSet, `count` how many. `frames_through` names the last frame in `frames`
     that readers should see first; the item waits for those until `hold_until`. With `barrier` nothing of the session
-    follows before it is settled.
+    follows before it is settled. `trace` is the traceparent of the work that made it, as a field of an AppendSet.
     """
 
     __slots__ = (
@@ -65,6 +70,7 @@ class Item(abc.ABC):
         "hold_until",
         "lane",
         "sent",
+        "trace",
         "tries",
         "wire",
     )
@@ -78,6 +84,7 @@ class Item(abc.ABC):
         self.frames_through = 0
         self.hold_until = 0.0
         self.lane: Lane | None = None
+        self.trace = b""
         self.sent = False
         # Above 0: a request with it failed in a way that may be its fault, so it goes alone.
         self.tries = 0
@@ -220,11 +227,11 @@ class AppendQueue:
                 events += item.count
                 size += len(item.wire)
                 group = sets[-1] if sets else None
-                if group is not None and group[0].lane is lane and not group[0].atomic and not item.atomic:
+                if group is not None and _joins(group[0], item):
                     group.append(item)
                 else:
                     sets.append([item])
-                    size += len(lane.head)
+                    size += len(lane.head) + len(item.trace)
         if not sets:
             return None
         self._number += 1
@@ -352,12 +359,17 @@ class AppendQueue:
             del self._lanes[lane.key]
 
 
+def _joins(first: Item, item: Item) -> bool:
+    """Whether an item may stand in the set that `first` began."""
+    return first.lane is item.lane and not first.atomic and not item.atomic and first.trace == item.trace
+
+
 def _encode(number: int, sets: Sequence[Sequence[Item]]) -> bytes:
     parts: list[bytes] = []
     for group in sets:
         lane = group[0].lane
         assert lane is not None
-        fields = [lane.head, *(item.wire for item in group)]
+        fields = [lane.head, *(item.wire for item in group), group[0].trace]
         if group[0].atomic:
             fields.append(_ATOMIC)
         size = sum(map(len, fields))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypedDict, Unpack
 
-from hearth._appending import REQUEST_BYTES, REQUEST_EVENTS, Item, event_field
+from hearth._appending import REQUEST_BYTES, REQUEST_EVENTS, Item, event_field, trace_field
 from hearth._items import ENDINGS, EndingSet, Output, Refusal, Tally, WriterRefused, entity_of, too_large, type_of
 from hearth._publishing import FrameBuffer
 from hearth.history.v1 import history_pb2
@@ -99,6 +99,7 @@ class ExecutionWriter:
         self.key = (session.project, session.session)
         self._frames = FrameBuffer(session, execution, limit=outlet.limits.frames, fenced=self._fenced_by_relay)
         self._tally = Tally(execution, self._refuse)
+        self._trace = b""
         self._next_index = 0
         self._finished = False
 
@@ -116,6 +117,10 @@ class ExecutionWriter:
     def waiting_bytes(self) -> int:
         """Bytes of events that history has not answered."""
         return self._tally.waiting_bytes
+
+    def traced(self, traceparent: str) -> None:
+        """What is written from now on belongs to this W3C trace context: its commits become part of that trace."""
+        self._trace = trace_field(traceparent)
 
     def frame(self, entity_id: str, **body: Unpack[FrameBody]) -> int:
         """Publish a frame and return its index. Never waits.
@@ -208,6 +213,7 @@ class ExecutionWriter:
             item.frames = self._frames
             item.frames_through = last.frames_through
             item.hold_until = self._outlet.clock.monotonic() + self._outlet.limits.hold
+        item.trace = self._trace
         item.wait()
         self._outlet.send(self.key, item)
 

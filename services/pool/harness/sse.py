@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 
 import aiohttp
+from opentelemetry.instrumentation.utils import suppress_http_instrumentation
 
 from services.chassis.clock import Clock
 from services.pool.harness.port import HarnessError
@@ -237,14 +238,17 @@ class EventStream:
             headers["Last-Event-ID"] = str(self._last)
         response: aiohttp.ClientResponse | None = None
         try:
-            async with asyncio.timeout(timeout):
-                response = await self._http.get(
-                    self._url,
-                    headers=headers,
-                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeout),
-                    read_bufsize=READ_BYTES,
-                    allow_redirects=False,
-                )
+            # Without a span: one that lasts as long as the agent session tells nothing, and a server that is not there
+            # yet is no error.
+            with suppress_http_instrumentation():
+                async with asyncio.timeout(timeout):
+                    response = await self._http.get(
+                        self._url,
+                        headers=headers,
+                        timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeout),
+                        read_bufsize=READ_BYTES,
+                        allow_redirects=False,
+                    )
         except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
             logger.debug("stream not opened", extra={"error": type(error).__name__})
             return False
