@@ -18,7 +18,8 @@ PAGE = ROOT / "docs" / "errors.md"
 SOURCE = "hearth/types/v1/reason.proto"
 HEAD = """# Errors
 
-Every error of a Hearth service is a gRPC status with a canonical code, a message that says what to do, and these details:
+Every error of a Hearth service is a gRPC status with a canonical code, a message that says what to do, and these
+details:
 
 | detail | when | holds |
 |---|---|---|
@@ -27,9 +28,9 @@ Every error of a Hearth service is a gRPC status with a canonical code, a messag
 | `google.rpc.RetryInfo` | where a retry helps | how long to wait |
 | `google.rpc.ResourceInfo` | with `NOT_FOUND` | what was not found |
 
-Retry `UNAVAILABLE` blindly, with backoff; every mutation has a key that makes that safe. Retry nothing else without a change.
-Failed executions carry one of these names as their `code`. Names that start with "Event" or "Frame" come back as results of
-single events and frames, not as errors of a call.
+Retry `UNAVAILABLE` blindly, with backoff; every mutation has a key that makes that safe. Retry nothing else without a
+change. Failed executions carry one of these names as their `code`. Names that start with "Event" or "Frame" come back
+as results of single events and frames, not as errors of a call.
 
 | reason | meaning |
 |---|---|

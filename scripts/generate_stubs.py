@@ -18,7 +18,7 @@ PLUGINS = Path(sys.executable).parent
 
 
 def generate(out: Path = ROOT) -> None:
-    """Write `*_pb2.py`, `*_pb2_grpc.py` and their `.pyi` below `out`; exits non-zero with protoc's message on an error."""
+    """Write `*_pb2.py`, `*_pb2_grpc.py` and their `.pyi` below `out`; exits with protoc's code on an error."""
     for stale in out.glob("hearth/*/v1/*_pb2*"):
         stale.unlink()
     sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
