@@ -126,7 +126,7 @@ async def run(options: Options, say: Say) -> Report:
         await collect(report, parts, options, say, derive=_ratios)
     report.targets = targets(report.figures)
     if options.peers is not None:
-        report.peers = await peers.run(options.peers, options.peers_python, WORKLOAD, say, quick=options.quick)
+        report.peers = await peers.run(WORKLOAD, options, say)
         report.targets += peer_targets(report.figures, report.peers)
     return report
 

@@ -63,7 +63,7 @@ async def run(options: Options, say: Say) -> Report:
         await once(report, "quiet readers", partial(measure_idle, rig, idle_readers), say)
     report.targets = targets(report.figures)
     if options.peers is not None:
-        report.peers = await peers.run(options.peers, options.peers_python, WORKLOAD, say, quick=options.quick)
+        report.peers = await peers.run(WORKLOAD, options, say)
         plain = peers.figure(report.peers, "grpc-naive", WORKLOAD, "deliveries_per_s", readers=burst_readers)
         report.figures["burst_to_plain_stream"] = report.figures["burst_deliveries_per_s"] / plain
         report.targets.append(least(report.figures, "burst_to_plain_stream", 10, "x one message per frame"))

@@ -6,6 +6,7 @@ of ours ends during a measurement.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_LOOK_SECONDS = 1.0
 # Places in /proc/stat's first line.
 _IDLE, _IOWAIT = 3, 4
 
@@ -57,6 +59,18 @@ def measured(watched: Mapping[str, int]) -> Iterator[Usage]:
     usage.cpu = {name: after.watched[name] - before.watched[name] for name in watched}
     others = (after.busy - before.busy) - (after.ours - before.ours)
     usage.others_cores = max(0.0, others / usage.seconds)
+
+
+async def wait_until_quiet(cores: float, seconds: float) -> bool:
+    """Wait until others have used at most `cores` for a moment; False when they did not within `seconds`."""
+    ends = time.monotonic() + seconds
+    while True:
+        with measured({}) as usage:
+            await asyncio.sleep(_LOOK_SECONDS)
+        if usage.others_cores <= cores:
+            return True
+        if time.monotonic() >= ends:
+            return False
 
 
 def resident_bytes(pid: int) -> int:

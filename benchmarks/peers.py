@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.report import QUIET_CORES
-from benchmarks.runs import Say
+from benchmarks.runs import Options, Say
 
 _TRIES = 3
 _TIMEOUT_SECONDS = 180.0
@@ -48,14 +48,18 @@ def commands(workload: str, *, quick: bool) -> list[list[str]]:
     ]
 
 
-async def run(directory: Path, python: str, workload: str, say: Say, *, quick: bool) -> list[dict[str, Any]]:
+async def run(workload: str, options: Options, say: Say) -> list[dict[str, Any]]:
     """The lines of all drivers of a workload; what failed has `error` instead of figures."""
-    lines = []
-    for command in commands(workload, quick=quick):
+    lines: list[dict[str, Any]] = []
+    if options.peers is None:
+        return lines
+    for command in commands(workload, quick=options.quick):
         say(f"peer: {' '.join(command)}")
         best: dict[str, Any] = {}
         for _ in range(_TRIES):
-            line = await _run_one(directory, python or sys.executable, command)
+            if options.patience:
+                await machine.wait_until_quiet(QUIET_CORES / 2, options.patience)
+            line = await _run_one(options.peers, options.peers_python or sys.executable, command)
             if not best or line["others_cores"] < best["others_cores"]:
                 best = line
             if best["others_cores"] <= QUIET_CORES:

@@ -126,8 +126,7 @@ async def run(options: Options, say: Say) -> Report:
             }
             await collect(report, parts, options, say, derive=_ratio)
     report.targets = targets(report.figures)
-    if options.peers is not None:
-        report.peers = await peers.run(options.peers, options.peers_python, WORKLOAD, say, quick=options.quick)
+    report.peers = await peers.run(WORKLOAD, options, say)
     return report
 
 

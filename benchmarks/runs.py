@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks import machine
 from benchmarks.figures import Figures, medians
 from benchmarks.report import QUIET_CORES, Report
 
@@ -22,6 +23,8 @@ class Options:
     runs: int = 5
     quick: bool = False
     large: bool = False
+    # Before each measurement, wait up to so many seconds for others to stop using the machine.
+    patience: float = 0.0
     peers: Path | None = None
     peers_python: str = ""
 
@@ -38,11 +41,13 @@ class Part:
 Measure = Callable[[], Awaitable[Part]]
 
 
-async def undisturbed(measure: Measure, say: Say, *, tries: int = _TRIES) -> Part:
+async def undisturbed(measure: Measure, options: Options, say: Say) -> Part:
     """The first part that nobody disturbed, else the least disturbed of a few. Problems of all of them are kept."""
     best: Part | None = None
     problems: list[str] = []
-    for left in reversed(range(tries)):
+    for left in reversed(range(1 if options.quick else _TRIES)):
+        if options.patience and not await machine.wait_until_quiet(QUIET_CORES / 2, options.patience):
+            say("the machine does not become quiet")
         part = await measure()
         problems += part.problems
         if best is None or part.others_cores < best.others_cores:
@@ -73,7 +78,7 @@ async def collect(
         run: Figures = {}
         for name, measure in parts.items():
             say(f"run {number} of {options.runs}: {name}")
-            part = await undisturbed(measure, say, tries=1 if options.quick else _TRIES)
+            part = await undisturbed(measure, options, say)
             run |= part.figures
             report.others_cores = max(report.others_cores, part.others_cores)
             report.problems += part.problems

@@ -40,8 +40,7 @@ async def run(options: Options, say: Say) -> Report:
 
         await collect(report, {"sessions": measure}, options, say)
     report.targets = targets(report.figures)
-    if options.peers is not None:
-        report.peers = await peers.run(options.peers, options.peers_python, WORKLOAD, say, quick=options.quick)
+    report.peers = await peers.run(WORKLOAD, options, say)
     return report
 
 

@@ -34,6 +34,7 @@ def bench(
     runs: Annotated[int, typer.Option(min=1, help="figures are the medians of this many runs")] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="one small run: does it all work?")] = False,
     large: Annotated[bool, typer.Option("--large", help="replay: beside ten million stored events")] = False,
+    wait: Annotated[float, typer.Option(min=0, help="seconds to wait for a quiet machine before each part")] = 0.0,
     peers: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="directory with drivers of other systems")
     ] = None,
@@ -59,6 +60,7 @@ def bench(
         runs=1 if quick else runs,
         quick=quick,
         large=large,
+        patience=wait,
         peers=None if peers is None else peers.resolve(),
         peers_python=peers_python,
     )

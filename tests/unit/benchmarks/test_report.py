@@ -105,22 +105,22 @@ class Measuring:
 
 async def test_a_quiet_part_counts_at_once() -> None:
     measure = Measuring(Part({"a": 1}, 0.1), Part({"a": 2}, 0.0))
-    assert (await undisturbed(measure, print)).figures == {"a": 1}
+    assert (await undisturbed(measure, Options(), print)).figures == {"a": 1}
 
 
 async def test_a_disturbed_part_is_measured_again() -> None:
     measure = Measuring(Part({"a": 1}, 0.9), Part({"a": 2}, 0.2), Part({"a": 3}, 0.0))
-    assert (await undisturbed(measure, print)).figures == {"a": 2}
+    assert (await undisturbed(measure, Options(), print)).figures == {"a": 2}
 
 
 async def test_the_least_disturbed_of_a_few() -> None:
     measure = Measuring(Part({"a": 1}, 0.9), Part({"a": 2}, 0.5), Part({"a": 3}, 0.7))
-    assert (await undisturbed(measure, print)).others_cores == 0.5
+    assert (await undisturbed(measure, Options(), print)).others_cores == 0.5
 
 
 async def test_a_problem_is_not_measured_away() -> None:
     measure = Measuring(Part({"a": 1}, 0.9, ["wrong"]), Part({"a": 2}, 0.0))
-    found = await undisturbed(measure, print)
+    found = await undisturbed(measure, Options(), print)
     assert found.problems == ["wrong"]
     assert measure.left
 

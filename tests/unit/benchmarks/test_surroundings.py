@@ -28,8 +28,11 @@ def test_cpu_of_a_child_is_ours_after_it_ended() -> None:
 
 
 def test_cpu_of_a_running_child_is_counted_for_it_and_for_us() -> None:
-    child = subprocess.Popen([sys.executable, "-c", _BURN + "\ninput()"], stdin=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-c", f"input()\n{_BURN}\ninput()"], stdin=subprocess.PIPE)
+    assert child.stdin is not None
     with machine.measured({"child": child.pid, "me": os.getpid()}) as usage:
+        child.stdin.write(b"\n")
+        child.stdin.flush()
         ends = time.monotonic() + 20
         while not _is_waiting(child.pid, 0.3) and time.monotonic() < ends:
             time.sleep(0.02)
@@ -50,6 +53,11 @@ def test_cpu_of_a_stranger_is_that_of_others() -> None:
         subprocess.run([sys.executable, "-c", orphan], check=True)
         time.sleep(0.6)
     assert usage.others_cores * usage.seconds >= 0.2
+
+
+async def test_waiting_for_a_quiet_machine() -> None:
+    assert await machine.wait_until_quiet(float("inf"), 0)
+    assert not await machine.wait_until_quiet(-1.0, 0)
 
 
 def test_a_watched_process_may_be_gone() -> None:
@@ -88,7 +96,7 @@ async def test_drivers_of_peers_are_run(tmp_path: Path) -> None:
         "print('starting')\n"
         "print(json.dumps({'peer': name, 'workload': 'replay', 'params': {}, 'events_per_s': 5}))\n"
     )
-    lines = await peers.run(tmp_path, sys.executable, "replay", lambda _: None, quick=True)
+    lines = await peers.run("replay", Options(quick=True, peers=tmp_path, peers_python=sys.executable), print)
     found = {line.get("peer"): line for line in lines}
     assert found["jetstream"]["events_per_s"] == 5
     assert found["jetstream"]["command"][:3] == ["replay.py", "--peer", "jetstream"]
@@ -96,6 +104,7 @@ async def test_drivers_of_peers_are_run(tmp_path: Path) -> None:
     assert failed["error"] == "it does not start"
     assert "postgres" in failed["command"]
     assert not list(tmp_path.glob("__pycache__"))
+    assert await peers.run("replay", Options(), print) == []
 
 
 def reporting(report: Report, asked: list[Options]) -> object:
@@ -129,12 +138,12 @@ def test_the_command_prints_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     asked: list[Options] = []
     report = Report("replay", {}, targets=[Target("rate", 10, 10, "events/s")])
     monkeypatch.setitem(workloads.WORKLOADS, "replay", reporting(report, asked))
-    arguments = ["--quick", "--large", "--peers", str(tmp_path), "--peers-python", "python9"]
+    arguments = ["--quick", "--large", "--peers", str(tmp_path), "--peers-python", "python9", "--wait", "5"]
     result = CliRunner().invoke(app, ["bench", "replay", *arguments])
     assert result.exit_code == 0
     assert "replay: targets" in result.stdout
     assert "working" in result.stderr
-    assert asked == [Options(runs=1, quick=True, large=True, peers=tmp_path, peers_python="python9")]
+    assert asked == [Options(1, quick=True, large=True, patience=5, peers=tmp_path, peers_python="python9")]
 
 
 def test_a_directory_of_peers_must_be_there() -> None:
