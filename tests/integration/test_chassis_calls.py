@@ -15,6 +15,7 @@ import grpc.aio
 import psutil
 import pytest
 
+from hearth.channel import OPTIONS
 from hearth.history.v1 import history_pb2, history_service_pb2, history_service_pb2_grpc
 from services.chassis import calls, server
 from services.chassis.calls import open_channel
@@ -223,7 +224,7 @@ async def test_a_storm_of_readers_is_taken() -> None:
 def test_clients_ping_no_more_often_than_servers_allow() -> None:
     # Else an idle channel gets GOAWAY too_many_pings after a minute or two.
     allowed = dict(server._options(ChassisSettings()))["grpc.http2.min_ping_interval_without_data_ms"]
-    sent = dict(calls.OPTIONS)["grpc.keepalive_time_ms"]
+    sent = dict(OPTIONS)["grpc.keepalive_time_ms"]
     assert sent > allowed
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from services.chassis import deadlines
 from services.chassis.clock import SystemClock, SystemIds, derived_id
 
-parts = st.lists(st.text(st.characters(exclude_characters="\0"), max_size=5), min_size=1, max_size=4)
+parts = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5), min_size=1, max_size=4)
 
 
 async def test_the_clock_of_this_machine() -> None:
