@@ -17,7 +17,7 @@ import pytest
 
 from hearth.channel import OPTIONS
 from hearth.history.v1 import history_pb2, history_service_pb2, history_service_pb2_grpc
-from services.chassis import calls, server
+from services.chassis import server
 from services.chassis.calls import open_channel
 from services.chassis.errors import (
     Aborted,
