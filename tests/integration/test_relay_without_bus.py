@@ -31,8 +31,11 @@ async def stack(processes: RelayStack) -> AsyncIterator[RelayStack]:
         yield processes
 
 
-def degraded(reader: StrictReader) -> list[tuple[str, bool]]:
-    return [(item.degraded.what, item.degraded.on) for item in reader.of_kind("degraded")]
+async def until_degraded(reader: StrictReader, expected: list[tuple[str, bool]]) -> None:
+    """Return when `reader` was told exactly this of what is away and back."""
+    await reader.until(
+        lambda: [(item.degraded.what, item.degraded.on) for item in reader.of_kind("degraded")] == expected
+    )
 
 
 async def test_valkey_restarts_while_a_turn_streams(stack: RelayStack) -> None:
@@ -43,7 +46,7 @@ async def test_valkey_restarts_while_a_turn_streams(stack: RelayStack) -> None:
         await turn.say("m1", "before")
         await reader.until_text("m1", "before")
         await stack.stop_valkey()
-        await reader.until(lambda: degraded(reader) == [("bus", True)])
+        await until_degraded(reader, [("bus", True)])
         (result,) = await publish(stack.channel(), turn.batch(turn.frames("m1", " away")))
         assert result.outcome == relay_pb2.PUBLISH_OUTCOME_UNAVAILABLE
         sequence = await turn.complete("m1")
@@ -51,10 +54,10 @@ async def test_valkey_restarts_while_a_turn_streams(stack: RelayStack) -> None:
         assert reader.gaps == [(1, 1)]
         async with reading(stack.channel(), turn.session) as newcomer:
             await newcomer.until_ready()
-            await newcomer.until(lambda: degraded(newcomer) == [("bus", True)])
+            await until_degraded(newcomer, [("bus", True)])
             await stack.start_valkey()
             for each in (reader, newcomer):
-                await each.until(lambda each=each: degraded(each) == [("bus", True), ("bus", False)])  # type: ignore[misc]
+                await until_degraded(each, [("bus", True), ("bus", False)])
             await turn.say("m2", "after")
             for each in (reader, newcomer):
                 await each.until_text("m2", "after")

@@ -85,7 +85,9 @@ async def test_cursor_of_another_log(services: Services) -> None:
 
 
 async def test_a_request_that_does_not_parse(services: Services) -> None:
-    raw: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = services.relay.unary_stream("/hearth.relay.v1.RelayService/Subscribe")
+    raw: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = services.relay.unary_stream(
+        "/hearth.relay.v1.RelayService/Subscribe"
+    )
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in raw(b"\xff\xff\xff", timeout=10):
             pass
