@@ -113,10 +113,15 @@ class _Printer:
         if self._quiet or entry.kind == "user":
             return
         if entry.kind == "tool":
-            if entry.final:
-                self._begin(entry.entity_id, "")
-                self._current = ""
-                out.print(f"[magenta]tool[/magenta]  {escape(entry.title)} [dim]{escape(entry.status)}[/dim]")
+            # At once when it begins; again only when it did not do what it should.
+            begun = entry.entity_id in self._printed
+            if begun and not (entry.final and entry.status != "succeeded"):
+                return
+            self._printed[entry.entity_id] = 0
+            self._begin(entry.entity_id, "")
+            self._current = ""
+            shown = f" [red]{escape(entry.status)}[/red]" if entry.final and entry.status != "succeeded" else ""
+            out.print(f"[magenta]tool[/magenta]  {escape(entry.title)}{shown}")
             return
         done = self._printed.get(entry.entity_id, 0)
         fresh = entry.text[done:]
