@@ -44,7 +44,7 @@ Send = Callable[[Sequence[tuple[bytes, bytes]]], Awaitable[None]]
 
 def channel(key: Key) -> bytes:
     """Where notices and frames of a session are published."""
-    return f"hearth:live:{key[0]}:{key[1]}".encode()
+    return f"hearth:live:{key[0]}/{key[1]}".encode()
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ Key = tuple[str, str]
 
 def channel(key: Key) -> bytes:
     """Where history tells of events and the relay of frames. Two sessions may share one by their names."""
-    return f"hearth:live:{key[0]}:{key[1]}".encode()
+    return f"hearth:live:{key[0]}/{key[1]}".encode()
 
 
 def state_key(key: Key) -> bytes:

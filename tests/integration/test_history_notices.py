@@ -43,7 +43,7 @@ class Heard:
 async def listening(url: str, session: session_pb2.SessionKey) -> AsyncIterator[Heard]:
     heard = Heard()
     bus = await PubSub.connect(url, heard.take)
-    await bus.subscribe(f"hearth:live:{session.project}:{session.session}".encode())
+    await bus.subscribe(f"hearth:live:{session.project}/{session.session}".encode())
     yield heard
     await bus.close()
 

@@ -152,4 +152,4 @@ async def test_a_turn_s_trace_goes_through_the_commit_to_the_bus(
 
 
 def channel_of(session: session_pb2.SessionKey) -> bytes:
-    return f"hearth:live:{session.project}:{session.session}".encode()
+    return f"hearth:live:{session.project}/{session.session}".encode()

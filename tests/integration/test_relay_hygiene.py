@@ -96,7 +96,7 @@ async def test_two_hundred_subscribers_come_and_go(servers: Servers, postgres_ds
                         await turn.append(turn.covering(turn.run.tool()))
             # The streams are cancelled; the relay learns of the last of them a little later.
             async with asyncio.timeout(10):
-                while await valkey.pubsub_channels("hearth:live:test:*"):  # noqa: ASYNC110 - nobody tells
+                while await valkey.pubsub_channels("hearth:live:test/*"):  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(0.05)
 
         # The first wave opens what is kept open, within the size of the pools.
@@ -118,7 +118,7 @@ async def test_who_goes_away_while_its_channel_is_asked_for_leaves_no_subscripti
     async with redis.asyncio.Redis.from_url(valkey_url) as valkey:
         bus = Bus(valkey_url)
         await bus.start()
-        name = f"hearth:live:test:{events.new_id()}".encode()
+        name = f"hearth:live:test/{events.new_id()}".encode()
 
         def handler(_data: bytes) -> None:
             raise AssertionError("nothing is published")
@@ -130,7 +130,7 @@ async def test_who_goes_away_while_its_channel_is_asked_for_leaves_no_subscripti
         listening.cancel()
         await asyncio.wait([listening])
         # On the same connection, so that everything sent before has arrived.
-        await bus.listen(b"hearth:live:test:last", handler)
+        await bus.listen(b"hearth:live:test/last", handler)
         assert await valkey.pubsub_channels(name) == []
         assert bus.channels == 1
         await bus.close()

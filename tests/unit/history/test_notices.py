@@ -26,7 +26,7 @@ def taken(queue: NoticeQueue) -> list[tuple[bytes, bus_pb2.Notice]]:
 
 
 def test_the_channel_names_the_session() -> None:
-    assert channel(("p", "s")) == b"hearth:live:p:s"
+    assert channel(("p", "s")) == b"hearth:live:p/s"
 
 
 def test_neighbours_of_one_log_become_one_notice() -> None:
@@ -35,7 +35,7 @@ def test_neighbours_of_one_log_become_one_notice() -> None:
     queue.add(KEY, LOG, "", [(1, first), (2, second)], "00-t-1")
     queue.add(KEY, LOG, second.event_id, [(3, third)], "00-t-2")
     ((where, notice),) = taken(queue)
-    assert where == b"hearth:live:p:s"
+    assert where == b"hearth:live:p/s"
     assert (notice.log_id, notice.first_sequence, notice.last_sequence) == (LOG, 1, 3)
     assert (notice.previous_tag, notice.traceparent) == ("", "00-t-1")
     assert [item.cursor.sequence for item in notice.events] == [1, 2, 3]
@@ -80,7 +80,7 @@ def test_the_oldest_go_when_too_many_wait() -> None:
     for number in range(5):
         queue.add(("p", f"s{number}"), LOG, "", [(1, record())], "")
     assert len(queue) == 3
-    assert [where for where, _ in taken(queue)] == [b"hearth:live:p:s2", b"hearth:live:p:s3", b"hearth:live:p:s4"]
+    assert [where for where, _ in taken(queue)] == [b"hearth:live:p/s2", b"hearth:live:p/s3", b"hearth:live:p/s4"]
     assert queue.dropped == 2
 
 
