@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support import processes
+
 PROGRAM = Path(sys.executable).parent / "hearth"
 SECONDS = 60.0
 SERVICES = ("pool", "history", "relay", "sandbox")
@@ -66,7 +68,15 @@ class Hearth:
 
     def __init__(self, root: Path, environment: Mapping[str, str] | None = None) -> None:
         self.root = root
-        self._environment = {**os.environ, "HEARTH_ROOT": str(root), "NO_COLOR": "1", **(environment or {})}
+        # By the marker the end of the test run finds what `hearth down` left, sandboxes included.
+        own = {processes.MARKER: processes.marker(), "HEARTH_LOCAL_INHERIT": processes.MARKER}
+        self._environment = {
+            **os.environ,
+            **own,
+            "HEARTH_ROOT": str(root),
+            "NO_COLOR": "1",
+            **(environment or {}),
+        }
 
     async def run(self, *arguments: str, stdin: str = "", seconds: float = SECONDS) -> Finished:
         """Run one command to its end."""
