@@ -154,7 +154,7 @@ WITH locked AS (
 )
 UPDATE pool.execution
 SET state = 'RUNNING', started_at = coalesce(started_at, now()), agent = $6, harness_session_id = $7
-WHERE execution_id = $3 AND epoch = $4 AND driver = $5 AND state IN ('PENDING', 'RUNNING')
+WHERE execution_id = $3 AND epoch = $4 AND driver = $5 AND (state = ANY ($8::text[]) OR state = 'RUNNING')
   AND ending_event_id IS NULL AND EXISTS (SELECT 1 FROM locked)
 RETURNING *
 
@@ -184,7 +184,7 @@ SELECT interaction_id FROM pool.gate WHERE execution_id = $1 AND state IN ('PEND
 
 -- name: stop
 UPDATE pool.execution SET state = 'STOPPING'
-WHERE execution_id = $1 AND state IN ('PENDING', 'RUNNING', 'WAITING')
+WHERE execution_id = $1 AND state = ANY ($2::text[])
 RETURNING *
 
 -- name: step

@@ -15,24 +15,19 @@ from typing import Protocol
 import asyncpg
 
 from services.chassis.postgres import Connection, Pool, Queries
+from services.pool import records
+from services.pool.changing import Changing
+from services.pool.control.executions import leading_to
 from services.pool.rows import (
     Command,
-    CommandKind,
-    CommandOutcome,
-    CommandState,
     Execution,
     ExecutionState,
-    Fact,
     Finished,
     Input,
-    InputState,
     Key,
     OutboxRow,
-    Outcome,
     Replica,
-    Request,
     Session,
-    View,
 )
 
 SCHEMA = "pool"
@@ -71,241 +66,6 @@ class Shown:
     open_gates: int
 
 
-class Changing:
-    """One transaction on one session, whose row is locked. `session` is the row as it will be written."""
-
-    def __init__(self, connection: Connection, queries: Queries, session: Session) -> None:
-        self._connection = connection
-        self._queries = queries
-        self._read = session
-        self._facts: list[Fact] = []
-        self.session = session
-
-    @property
-    def key(self) -> Key:
-        """Whose transaction it is."""
-        return self.session.key
-
-    @property
-    def facts(self) -> int:
-        """How many facts this transaction tells."""
-        return len(self._facts)
-
-    def change(
-        self,
-        *,
-        epoch: int | None = None,
-        queue_paused: bool | None = None,
-        spec: bytes | None = None,
-        execution_id: str | None = None,
-        deleted_at: datetime | None = None,
-    ) -> None:
-        """Change columns of the session row; what is not given stays."""
-        given = {
-            "epoch": epoch,
-            "queue_paused": queue_paused,
-            "spec": spec,
-            "execution_id": execution_id,
-            "deleted_at": deleted_at,
-        }
-        changes = {name: value for name, value in given.items() if value is not None}
-        self.session = dataclasses.replace(self.session, **changes)  # type: ignore[arg-type]
-
-    def ended(self, execution_id: str, finished: Finished | None) -> None:
-        """Note the last execution that was settled, and who wrote the last finished turn."""
-        self.session = dataclasses.replace(self.session, ended_execution_id=execution_id, finished=finished)
-
-    def tell(self, *facts: Fact) -> None:
-        """Add facts to the outbox, in order."""
-        self._facts += facts
-
-    async def view(self, request_id: str = "") -> View:
-        """What else is known, read after the lock."""
-        row = await self._connection.fetchrow(self._queries.view, *self.key, request_id)
-        assert row is not None
-        request = None
-        if row["request_method"] is not None:
-            request = Request(
-                row["request_method"],
-                row["request_fingerprint"],
-                _text(row["request_input_id"]),
-                _text(row["request_command_id"]),
-            )
-        active = _execution(row) if row["execution_id"] is not None else None
-        return View(request, active, row["queued"], row["open_gates"])
-
-    async def execution(self, execution_id: str) -> Execution | None:
-        """An execution of this session."""
-        row = await self._connection.fetchrow(self._queries.execution, *self.key, execution_id)
-        return _execution(row) if row is not None else None
-
-    async def insert_request(
-        self,
-        request_id: str,
-        method: str,
-        fingerprint: bytes,
-        *,
-        input_id: str | None = None,
-        command_id: str | None = None,
-    ) -> None:
-        """Note what was accepted under a request id."""
-        await self._connection.execute(
-            self._queries.insert_request, *self.key, request_id, method, fingerprint, input_id, command_id
-        )
-
-    async def admit(
-        self,
-        *,
-        request_id: str,
-        fingerprint: bytes,
-        input_id: str,
-        execution_id: str | None,
-        content: bytes,
-        spec: bytes | None,
-        expected_transcript: bytes | None,
-        traceparent: str,
-    ) -> Execution | None:
-        """Store a request with its input: promoted to a new execution at the session's epoch when one is named, else
-        at the end of the queue."""
-        row = await self._connection.fetchrow(
-            self._queries.admit,
-            *self.key,
-            request_id,
-            fingerprint,
-            input_id,
-            execution_id,
-            content,
-            spec,
-            expected_transcript,
-            traceparent,
-            self.session.epoch,
-        )
-        return _execution(row) if row is not None else None
-
-    async def promote(self, input_id: str, execution_id: str) -> Execution:
-        """Give an input that waits to a new execution at the session's epoch."""
-        row = await self._connection.fetchrow(self._queries.promote, input_id, self.session.epoch, execution_id)
-        assert row is not None, "the session row is locked and the input was just seen waiting"
-        return _execution(row)
-
-    async def queue(self, *, offset: int = 0, limit: int = 1) -> list[Input]:
-        """Inputs that wait, by rank."""
-        rows = await self._connection.fetch(self._queries.queue, *self.key, offset, limit)
-        return [_input(row) for row in rows]
-
-    async def input(self, input_id: str) -> Input | None:
-        """An input of this session."""
-        row = await self._connection.fetchrow(self._queries.input, *self.key, input_id)
-        return _input(row) if row is not None else None
-
-    async def remove_inputs(self, input_id: str | None = None) -> list[str]:
-        """Take one input out of the queue, or all of them; the ids of those that were waiting."""
-        rows = await self._connection.fetch(self._queries.remove_inputs, *self.key, input_id)
-        return [str(row["input_id"]) for row in rows]
-
-    async def update_input(self, input_id: str, content: bytes) -> bool:
-        """Replace the content of an input that waits; False when it does not wait."""
-        return await self._connection.fetchval(self._queries.update_input, input_id, content) is not None
-
-    async def settle(
-        self, execution_id: str, outcome: Outcome, code: str, sequence: int, commands: CommandOutcome
-    ) -> Execution | None:
-        """Close an execution and its open commands; None when it was closed before."""
-        row = await self._connection.fetchrow(
-            self._queries.settle, execution_id, outcome, code, sequence, str(commands)
-        )
-        return _execution(row) if row is not None else None
-
-    async def end_by_pool(
-        self, execution_id: str, state: ExecutionState, ending_event_id: str, *, epoch: int
-    ) -> Execution | None:
-        """Bind an execution to an ending of the outbox, written at `epoch`; None when it ends already."""
-        row = await self._connection.fetchrow(self._queries.end_by_pool, execution_id, state, ending_event_id, epoch)
-        return _execution(row) if row is not None else None
-
-    async def stop(self, execution_id: str) -> Execution | None:
-        """Move an execution to STOPPING; None when it is no longer where a Stop can reach it."""
-        row = await self._connection.fetchrow(self._queries.stop, execution_id)
-        return _execution(row) if row is not None else None
-
-    async def raise_epoch(self, execution_id: str) -> Execution | None:
-        """Take an execution from its driver by the session's epoch; None when it ended or is not below it."""
-        row = await self._connection.fetchrow(self._queries.raise_epoch, execution_id, self.session.epoch)
-        return _execution(row) if row is not None else None
-
-    async def open_gates(self, execution_id: str) -> list[str]:
-        """The interactions of an execution that are not closed."""
-        rows = await self._connection.fetch(self._queries.open_gates, execution_id)
-        return [str(row["interaction_id"]) for row in rows]
-
-    async def insert_command(
-        self,
-        command_id: str,
-        kind: CommandKind,
-        execution_id: str | None,
-        state: CommandState,
-        outcome: CommandOutcome | None,
-    ) -> Command:
-        """Store a command."""
-        row = await self._connection.fetchrow(
-            self._queries.insert_command, command_id, *self.key, kind, execution_id, state, outcome
-        )
-        assert row is not None
-        return _command(row)
-
-    async def command(self, command_id: str) -> Command | None:
-        """A command of this session."""
-        row = await self._connection.fetchrow(self._queries.command, *self.key, command_id)
-        return _command(row) if row is not None else None
-
-    async def open_cancel(self, execution_id: str) -> Command | None:
-        """The cancel of an execution that is still open."""
-        row = await self._connection.fetchrow(self._queries.open_cancel, execution_id)
-        return _command(row) if row is not None else None
-
-    async def step(self, execution_id: str, ending_event_id: str | None, epoch: int) -> None:
-        """Move an execution, and the ending that it is bound to, to a higher epoch; who drives it below that is out."""
-        await self._connection.execute(self._queries.step, execution_id, ending_event_id, epoch)
-
-    async def rewrite_fact(self, number: int, event_id: str, event: bytes) -> None:
-        """Replace a fact in its place."""
-        await self._connection.execute(self._queries.rewrite_fact, *self.key, number, event_id, event)
-
-    async def refuse_fact(self, number: int, reason: str) -> None:
-        """Mark a fact that history will never take."""
-        await self._connection.execute(self._queries.refuse_fact, *self.key, number, reason)
-
-    async def save(self) -> None:
-        """Write the session row and the facts, if there is anything to write."""
-        if not self._facts and self.session == self._read:
-            return
-        first = self.session.outbox_number + 1
-        self.session = dataclasses.replace(self.session, outbox_number=self.session.outbox_number + len(self._facts))
-        now = self.session
-        await self._connection.execute(
-            self._queries.save_session,
-            *self.key,
-            now.epoch,
-            now.holder,
-            now.queue_paused,
-            now.spec,
-            now.execution_id,
-            now.ended_execution_id,
-            now.finished.agent if now.finished is not None else None,
-            now.finished.session_id if now.finished is not None else None,
-            list(range(first, first + len(self._facts))),
-            [fact.event_id for fact in self._facts],
-            [fact.event for fact in self._facts],
-            [fact.execution_id for fact in self._facts],
-            [fact.transition for fact in self._facts],
-            now.outbox_number,
-            now.deleted_at,
-            now.finished.execution_id if now.finished is not None else None,
-        )
-        self._facts = []
-        self._read = now
-
-
 class Store:
     """Reads, single statements, and transactions on one session."""
 
@@ -327,14 +87,14 @@ class Store:
             if row is None:
                 yield None
                 return
-            changing = Changing(connection, self._queries, _session(row))
+            changing = Changing(connection, self._queries, records.session(row))
             yield changing
             await changing.save()
 
     async def session(self, key: Key) -> Session | None:
         """The row of a session."""
         row = await self._pool.fetchrow(self._queries.session, *key)
-        return _session(row) if row is not None else None
+        return records.session(row) if row is not None else None
 
     async def shown_session(self, key: Key) -> Shown | None:
         """A session with its newest execution."""
@@ -351,33 +111,34 @@ class Store:
     async def _shown(self, connection: Connection, rows: Sequence[asyncpg.Record]) -> list[Shown]:
         ids = [row["execution_id"] for row in rows if row["execution_id"] is not None]
         found = await connection.fetch(self._queries.executions, ids) if ids else []
-        executions = {row["execution_id"]: _execution(row) for row in found}
+        executions = {row["execution_id"]: records.execution(row) for row in found}
         return [
-            Shown(_session(row), executions.get(row["execution_id"]), row["queued"], row["open_gates"]) for row in rows
+            Shown(records.session(row), executions.get(row["execution_id"]), row["queued"], row["open_gates"])
+            for row in rows
         ]
 
     async def execution(self, key: Key, execution_id: str) -> Execution | None:
         """One execution."""
         row = await self._pool.fetchrow(self._queries.execution, *key, execution_id)
-        return _execution(row) if row is not None else None
+        return records.execution(row) if row is not None else None
 
     async def active_execution(self, key: Key) -> Execution | None:
         """The execution of a session that has not ended."""
         row = await self._pool.fetchrow(self._queries.active_execution, *key)
-        return _execution(row) if row is not None else None
+        return records.execution(row) if row is not None else None
 
     async def command(self, key: Key, command_id: str) -> Command | None:
         """One command."""
         row = await self._pool.fetchrow(self._queries.command, *key, command_id)
-        return _command(row) if row is not None else None
+        return records.command(row) if row is not None else None
 
     async def queue(self, key: Key, *, offset: int, limit: int) -> list[Input]:
         """Inputs that wait, by rank."""
-        return [_input(row) for row in await self._pool.fetch(self._queries.queue, *key, offset, limit)]
+        return [records.input_(row) for row in await self._pool.fetch(self._queries.queue, *key, offset, limit)]
 
     async def unstarted_inputs(self, key: Key) -> list[Input]:
         """Inputs that were given to an execution that has not reached the agent."""
-        return [_input(row) for row in await self._pool.fetch(self._queries.unstarted_inputs, *key)]
+        return [records.input_(row) for row in await self._pool.fetch(self._queries.unstarted_inputs, *key)]
 
     async def pick_up(self, key: Key, holder: str) -> PickedUp | None:
         """Take the pending execution of a session to drive it; None when there is none, or another has it."""
@@ -385,10 +146,10 @@ class Store:
         if row is None:
             return None
         return PickedUp(
-            _execution(row),
+            records.execution(row),
             row["session_spec"],
-            _text(row["ended_execution_id"]),
-            _finished(row["finished_agent"], row["finished_session_id"], row["finished_execution_id"]),
+            records.text(row["ended_execution_id"]),
+            records.finished(row["finished_agent"], row["finished_session_id"], row["finished_execution_id"]),
             row["input_content"] or b"",
             row["expected_transcript"],
         )
@@ -411,23 +172,26 @@ class Store:
             holder,
             agent,
             harness_session_id,
+            leading_to(ExecutionState.RUNNING),
         )
         return row is not None
 
     async def claim_cancel(self, execution_id: str, holder: str, lease: float) -> Command | None:
         """Take the pending cancel of an execution for delivery, for `lease` seconds."""
         row = await self._pool.fetchrow(self._queries.claim_cancel, execution_id, holder, lease)
-        return _command(row) if row is not None else None
+        return records.command(row) if row is not None else None
 
     async def return_commands(self) -> list[Key]:
         """Put commands whose delivery took too long back to PENDING; whose they are."""
-        return _keys(await self._pool.fetch(self._queries.return_commands))
+        return records.keys(await self._pool.fetch(self._queries.return_commands))
 
     async def outbox(self, key: Key, limit: int) -> list[OutboxRow]:
         """The oldest facts of a session that wait."""
         rows = await self._pool.fetch(self._queries.outbox, *key, limit)
         return [
-            OutboxRow(row["number"], str(row["event_id"]), row["event"], _text(row["execution_id"]), row["transition"])
+            OutboxRow(
+                row["number"], str(row["event_id"]), row["event"], records.text(row["execution_id"]), row["transition"]
+            )
             for row in rows
         ]
 
@@ -441,7 +205,7 @@ class Store:
 
     async def outbox_overdue(self, age: float, limit: int) -> list[Key]:
         """Sessions with facts that wait for more than `age` seconds."""
-        return _keys(await self._pool.fetch(self._queries.outbox_overdue, age, limit))
+        return records.keys(await self._pool.fetch(self._queries.outbox_overdue, age, limit))
 
     async def outbox_depth(self) -> int:
         """How many facts wait."""
@@ -450,15 +214,15 @@ class Store:
 
     async def waiting_work(self, limit: int) -> list[Key]:
         """Sessions with an execution that nobody picked up, or a command that nobody has."""
-        return _keys(await self._pool.fetch(self._queries.waiting_work, limit))
+        return records.keys(await self._pool.fetch(self._queries.waiting_work, limit))
 
     async def unfinished(self) -> list[Execution]:
         """Every execution that has not ended, oldest first."""
-        return [_execution(row) for row in await self._pool.fetch(self._queries.unfinished)]
+        return [records.execution(row) for row in await self._pool.fetch(self._queries.unfinished)]
 
     async def driven_by(self, holder: str) -> list[Execution]:
         """The executions that a holder drives by the rows."""
-        return [_execution(row) for row in await self._pool.fetch(self._queries.driven_by, holder)]
+        return [records.execution(row) for row in await self._pool.fetch(self._queries.driven_by, holder)]
 
     async def clear_holder(self, key: Key, holder: str) -> None:
         """Say that a holder keeps nothing of a session, unless it drives it."""
@@ -508,91 +272,3 @@ class Store:
             )
             for row in rows
         ]
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
-def _keys(rows: Sequence[asyncpg.Record]) -> list[Key]:
-    return list(dict.fromkeys(Key(row["project"], row["session"]) for row in rows))
-
-
-def _finished(agent: str | None, session_id: str | None, execution_id: object) -> Finished | None:
-    if agent is None or session_id is None or execution_id is None:
-        return None
-    return Finished(agent, session_id, str(execution_id))
-
-
-def _session(row: asyncpg.Record) -> Session:
-    return Session(
-        Key(row["project"], row["session"]),
-        row["epoch"],
-        _text(row["holder"]),
-        row["queue_paused"],
-        row["spec"],
-        _text(row["execution_id"]),
-        _text(row["ended_execution_id"]),
-        _finished(row["harness_agent"], row["harness_session_id"], row["harness_execution_id"]),
-        row["outbox_number"],
-        row["history_sequence"],
-        row["created_at"],
-        row["updated_at"],
-        row["deleted_at"],
-    )
-
-
-def _execution(row: asyncpg.Record) -> Execution:
-    return Execution(
-        str(row["execution_id"]),
-        Key(row["project"], row["session"]),
-        row["epoch"],
-        row["admitted_epoch"],
-        ExecutionState(row["state"]),
-        Outcome(row["outcome"]) if row["outcome"] is not None else None,
-        row["failure_code"],
-        _text(row["input_id"]),
-        _text(row["source_execution_id"]),
-        row["tries"],
-        _text(row["driver"]),
-        _text(row["ending_event_id"]),
-        row["agent"],
-        row["harness_session_id"],
-        row["traceparent"],
-        row["created_at"],
-        row["started_at"],
-        row["settled_at"],
-        row["ending_sequence"],
-    )
-
-
-def _input(row: asyncpg.Record) -> Input:
-    return Input(
-        str(row["input_id"]),
-        Key(row["project"], row["session"]),
-        InputState(row["state"]),
-        row["content"],
-        row["spec"],
-        row["expected_transcript"],
-        _text(row["steer_command_id"]),
-        _text(row["execution_id"]),
-        row["traceparent"],
-        row["created_at"],
-        row["rank"],
-    )
-
-
-def _command(row: asyncpg.Record) -> Command:
-    return Command(
-        str(row["command_id"]),
-        Key(row["project"], row["session"]),
-        CommandKind(row["kind"]),
-        _text(row["execution_id"]),
-        CommandState(row["state"]),
-        CommandOutcome(row["outcome"]) if row["outcome"] is not None else None,
-        row["attempts"],
-        _text(row["claimed_by"]),
-        _text(row["steer_input_id"]),
-        row["created_at"],
-        row["settled_at"],
-    )

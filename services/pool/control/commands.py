@@ -10,6 +10,7 @@ import dataclasses
 
 from services.chassis.clock import Clock, Ids
 from services.chassis.errors import FailedPrecondition, HearthError
+from services.pool.changing import Changing
 from services.pool.control import admission, facts
 from services.pool.control.inputs import existing
 from services.pool.rows import (
@@ -22,7 +23,7 @@ from services.pool.rows import (
     Key,
     View,
 )
-from services.pool.store import Changed, Changing, Store
+from services.pool.store import Changed, Store
 
 # How long a delivery may take before another one may be tried, in seconds.
 CLAIM_LEASE = 60.0

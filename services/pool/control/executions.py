@@ -32,9 +32,9 @@ ENDING_TYPES: Final[Mapping[str, Outcome]] = {
 }
 
 
-def may_follow(before: ExecutionState, after: ExecutionState) -> bool:
-    """Whether an execution in state `before` may come into `after`."""
-    return after in TRANSITIONS[before]
+def leading_to(after: ExecutionState) -> list[ExecutionState]:
+    """The states from which an execution may come into `after`."""
+    return [before for before, following in TRANSITIONS.items() if after in following]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import content_pb2
 from services.chassis.clock import Clock, Ids
 from services.chassis.errors import FailedPrecondition, HearthError, NotFound
+from services.pool.changing import Changing
 from services.pool.control import admission, facts
 from services.pool.control.admission import OnBusy
 from services.pool.rows import Execution, Fact, Input, InputState, Key
-from services.pool.store import Changed, Changing, Store
+from services.pool.store import Changed, Store
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

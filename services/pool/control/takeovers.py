@@ -6,10 +6,11 @@ import dataclasses
 import logging
 
 from services.chassis.clock import Clock
+from services.pool.changing import Changing
 from services.pool.control import facts
 from services.pool.control.executions import Takeover, takeover
 from services.pool.rows import Execution, ExecutionState
-from services.pool.store import Changed, Changing, Store
+from services.pool.store import Changed, Store
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.session.v1 import session_service_pb2_grpc
 from hearth.types.v1 import content_pb2, event_pb2, session_pb2
-from tests.support.processes import ServiceProcess
+from tests.support.processes import MARKER, ServiceProcess
 
 SERVICES = ("history", "relay", "sandbox", "pool")
 DONE_SECONDS = 30.0
@@ -37,6 +38,8 @@ class House:
             "HEARTH_POSTGRES_DSN": dsn,
             "HEARTH_VALKEY_URL": valkey_url,
             "HEARTH_LOCAL_ROOT": str(directory / "sandboxes"),
+            # By it the end of the test run sees a sandbox that was left running.
+            "HEARTH_LOCAL_INHERIT": MARKER,
             **(env or {}),
         }
         self.processes = {name: ServiceProcess(f"services.{name}", directory, dict(shared)) for name in SERVICES}
@@ -59,6 +62,16 @@ class House:
     def pool(self) -> ServiceProcess:
         """The pool process."""
         return self.processes["pool"]
+
+
+@contextmanager
+def frozen(house: House, name: str) -> Iterator[None]:
+    """A service that answers nothing for a while."""
+    house.processes[name].freeze()
+    try:
+        yield
+    finally:
+        house.processes[name].thaw()
 
 
 class Backend:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +12,7 @@ import pytest_asyncio
 
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import event_pb2
-from tests.contract.pool.house import Backend, House, agent_text, eventually, key, summary
+from tests.contract.pool.house import Backend, House, agent_text, eventually, frozen, key, summary
 from tests.contract.pool.refusals import refused
 from tests.support.servers import Servers
 
@@ -135,14 +136,18 @@ async def test_a_silent_agent_is_ended_by_its_limits(backend: Backend) -> None:
     assert long.execution_failed.code == "TURN_LIMIT"
 
 
-async def test_limits_begin_with_the_prompt(backend: Backend) -> None:
+async def test_limits_begin_with_the_prompt(backend: Backend, house: House) -> None:
     """However long it takes to make a sandbox."""
     spec = sessions.SessionSpec()
-    spec.limits.first_response.FromMilliseconds(250)
-    ending = await backend.run(key(), "hello", spec=spec)
+    spec.limits.first_response.FromMilliseconds(1000)
+    session = key()
+    with frozen(house, "sandbox"):
+        sent = await backend.send(session, "hello", spec=spec)
+        await asyncio.sleep(1.2)
+    ending = await backend.ending(session, sent.started.execution.execution_id)
     assert ending.HasField("execution_completed")
     acquire = next(stage for stage in summary(ending).stages if stage.stage == "acquire")
-    assert acquire.duration_us > 250_000
+    assert acquire.duration_us > 1_000_000
 
 
 async def test_what_no_agent_was_asked_is_told_to_the_next(backend: Backend) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import psutil
 
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import content_pb2, event_pb2
-from tests.contract.pool.house import Backend, House, agent_text, eventually, key, summary
+from tests.contract.pool.house import Backend, House, agent_text, eventually, frozen, key, summary
 from tests.contract.pool.refusals import refused
 
 
@@ -31,16 +29,6 @@ async def running(backend: Backend, session: object, execution_id: str) -> None:
         return execution.state == sessions.EXECUTION_STATE_RUNNING
 
     await eventually(found)
-
-
-@contextmanager
-def frozen(house: House, name: str) -> Iterator[None]:
-    """A service that answers nothing for a while."""
-    house.processes[name].freeze()
-    try:
-        yield
-    finally:
-        house.processes[name].thaw()
 
 
 async def test_a_running_turn_stops_and_its_agent_takes_the_next_one(backend: Backend) -> None:

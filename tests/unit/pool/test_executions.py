@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from services.pool.control.executions import (
@@ -13,7 +11,7 @@ from services.pool.control.executions import (
     Takeover,
     Winner,
     finished_by,
-    may_follow,
+    leading_to,
     settlement,
     takeover,
 )
@@ -23,9 +21,8 @@ STATES = list(ExecutionState)
 
 
 def test_only_forward_and_between_running_and_waiting() -> None:
-    legal = {(before, after) for before, after in itertools.product(STATES, STATES) if may_follow(before, after)}
-    named = {(before.value, after.value) for before, after in legal}
-    assert named == {
+    legal = {(before.value, after.value) for after in STATES for before in leading_to(after)}
+    assert legal == {
         ("PENDING", "RUNNING"),
         ("PENDING", "STOPPING"),
         ("PENDING", "TERMINAL"),
