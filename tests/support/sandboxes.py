@@ -299,6 +299,16 @@ def alive(pid: int) -> bool:
         return False
 
 
+def kill_below(root: Path) -> None:
+    """End what runs in sandboxes below `root`: when the services of a test go, its sandboxes live on."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            environment = process.environ()
+            if SANDBOX_MARKER in environment and environment.get("HOME", "").startswith(str(root)):
+                process.kill()
+                process.wait(5)
+
+
 def left_below(root: Path) -> list[str]:
     """What runs or lies around of the sandboxes below `root`, in words; empty when all were deleted."""
     left = [f"directory {path.name}" for path in root.glob("hearth-*")]

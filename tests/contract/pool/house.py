@@ -19,6 +19,7 @@ from hearth.session.v1 import session_service_pb2 as calls
 from hearth.session.v1 import session_service_pb2_grpc
 from hearth.types.v1 import content_pb2, event_pb2, session_pb2
 from tests.support.processes import MARKER, ServiceProcess
+from tests.support.sandboxes import kill_below
 
 SERVICES = ("history", "relay", "sandbox", "pool")
 DONE_SECONDS = 30.0
@@ -54,8 +55,9 @@ class House:
             process.start_blocking()
 
     def stop(self) -> None:
-        """Stop all of them, callers first."""
+        """Stop all of them, callers first, and what a killed one left running in sandboxes."""
         codes = {name: self.processes[name].stop() for name in reversed(SERVICES) if self.processes[name].running}
+        kill_below(self.directory / "sandboxes")
         assert set(codes.values()) <= {0}, codes
 
     @property
