@@ -17,7 +17,8 @@ from services.relay.order import EventIn, FrameIn, Order, Piece, weave
 from services.relay.reader import Late
 from services.relay.view import Snapshot, View, condense
 from services.relay.wire import event_of
-from tests.support.relay_reader import Connection, check
+from tests.checkers import check_reader
+from tests.support.recording import Connection
 from tests.unit.relay.pieces import LOG, RUN, frame, items_of, started
 
 
@@ -92,7 +93,7 @@ def joined(answer: Answer, *, pinned: int, read: int, cursor: int) -> list[relay
         if isinstance(piece, EventIn) and piece.sequence > cursor:
             replay += [*late.before(piece), piece]
     out, order, sequence = weave(order, [*replay, *late.rest()], after=cursor)
-    ready = relay_pb2.Ready(through=sequence, cursor=session_pb2.Cursor(sequence=sequence))
+    ready = relay_pb2.Ready(through=sequence, cursor=session_pb2.Cursor(sequence=sequence), head=sequence)
     items = [*items_of(out), relay_pb2.Item(ready=ready)]
     out, _, _ = weave(order._replace(strict=True), answer.pieces[pinned:], after=max(sequence, at))
     return items + items_of(out)
@@ -105,7 +106,7 @@ def test_a_late_joiner_misses_nothing(answer: Answer, data: st.DataObject) -> No
     known = sum(isinstance(piece, EventIn) for piece in answer.pieces[:pinned])
     cursor = data.draw(st.integers(0, known))
     items = joined(answer, pinned=pinned, read=read, cursor=cursor)
-    check([Connection(session_pb2.Cursor(log_id=LOG, sequence=cursor), items)])
+    check_reader([Connection(session_pb2.Cursor(log_id=LOG, sequence=cursor), items)])
     assert not [item for item in items if item.HasField("gap")]
     got: dict[str, str] = {}
     for item in items:

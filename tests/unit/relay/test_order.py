@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hearth.relay.v1 import relay_pb2
 from hearth.types.v1 import session_pb2
 from services.relay.order import EventIn, FrameIn, Gap, Lost, Order, Out, Piece, Reset, events_of, weave
-from tests.support.relay_reader import Connection, check
+from tests.checkers import check_reader
+from tests.support.recording import Connection
 from tests.unit.relay.pieces import RUN, event, frame, items_of, started, withheld
 
 AT_RUN = Order(RUN, 1, ended=False)
@@ -178,7 +179,7 @@ def test_whatever_the_bus_does_a_reader_is_served_in_order(pieces: list[Piece], 
         out, order, sequence = weave(order, chunk, after=sequence)
         items += items_of(out)
         position += count
-    check([Connection(session_pb2.Cursor(), items)])
+    check_reader([Connection(session_pb2.Cursor(), items)])
     assert sum(item.HasField("event") for item in items) == sum(isinstance(piece, EventIn) for piece in pieces)
 
 

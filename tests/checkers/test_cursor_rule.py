@@ -1,0 +1,72 @@
+"""The checker of the cursor rule sees red: a place named that was not delivered, above all the head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hearth.relay.v1 import relay_pb2
+from hearth.types.v1 import session_pb2
+from services.chassis.errors import Unavailable
+from tests.checkers.cursor_rule import check
+from tests.checkers.pieces import cursor, event, events_from, from_start, ready, shown
+from tests.support.recording import Connection, Recording
+
+
+def beat(through: int, head: int) -> relay_pb2.Item:
+    return relay_pb2.Item(heartbeat=relay_pb2.Heartbeat(through=through, head=head))
+
+
+def closing(sequence: int) -> relay_pb2.Item:
+    return relay_pb2.Item(closing=relay_pb2.Closing(reason="SHUTTING_DOWN", cursor=cursor(sequence)))
+
+
+def cut(sequence: int) -> Connection:
+    error = Unavailable("too slow", reason="SLOW_READER", metadata={"sequence": str(sequence)})
+    return Connection(cursor(0), [shown(event(1), 1)], refusal=error)
+
+
+def wrong(*connections: Connection) -> list[str]:
+    return check(Recording.of_reader(connections)).wrong
+
+
+def test_a_sound_reader_passes() -> None:
+    assert wrong(from_start(ready(0, head=5), shown(event(1), 1), beat(1, 5), closing(1)), events_from(1, 2)) == []
+    assert wrong(Connection(None, [ready(4), beat(4, 4)]), events_from(4, 5)) == []
+    assert wrong(cut(1)) == []
+    assert check(Recording.of_reader([from_start(ready(0), shown(event(1), 1))])).checked > 3
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        ready(2, head=2),
+        beat(2, 2),
+        beat(0, 2),
+        closing(2),
+        closing(0),
+        relay_pb2.Item(ready=relay_pb2.Ready(through=1, cursor=cursor(2), head=2)),
+        # Known to be wrong about the log.
+        ready(1, head=0),
+    ],
+)
+def test_a_place_that_was_not_delivered_is_seen(item: relay_pb2.Item) -> None:
+    assert wrong(from_start(shown(event(1), 1), item))
+
+
+def test_an_error_that_names_another_place_is_seen() -> None:
+    assert wrong(cut(2))
+    assert wrong(cut(0))
+
+
+def test_a_reader_that_moves_its_cursor_to_the_head_is_seen() -> None:
+    assert wrong(from_start(shown(event(1), 1), ready(1, head=3)), events_from(3, 4))
+    assert wrong(Connection(None, [ready(1, head=3)]), events_from(3, 4))
+
+
+@pytest.mark.parametrize("change", [lambda c: setattr(c, "tag", "0" * 16), lambda c: setattr(c, "log_id", "other")])
+def test_a_wrong_cursor_in_an_event_is_seen(change: Callable[[session_pb2.Cursor], None]) -> None:
+    item = shown(event(2), 2)
+    change(item.event.cursor)
+    assert wrong(from_start(shown(event(1), 1), item))
