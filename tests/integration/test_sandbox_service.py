@@ -151,7 +151,7 @@ async def test_killed_in_a_create_then_asked_again_there_is_one_sandbox(
     environment = service_environment(
         postgres_dsn,
         root,
-        **{**FAST, "HEARTH_LEASE": "60", "HEARTH_CREATE_DEADLINE": "2", "HEARTH_START_DEADLINE": "2"},
+        **{**FAST, "HEARTH_LEASE": "60", "HEARTH_CREATE_DEADLINE": "5", "HEARTH_START_DEADLINE": "5"},
     )
     service = await start_service("services.sandbox", **environment)
     async with connected(service.address) as sandboxes:
@@ -181,7 +181,7 @@ async def test_killed_in_a_create_and_never_asked_again_nothing_is_left(
     start_service: StartService, postgres_dsn: str, root: Path
 ) -> None:
     environment = service_environment(
-        postgres_dsn, root, **{**FAST, "HEARTH_CREATE_DEADLINE": "1", "HEARTH_START_DEADLINE": "1"}
+        postgres_dsn, root, **{**FAST, "HEARTH_CREATE_DEADLINE": "3", "HEARTH_START_DEADLINE": "3"}
     )
     service = await start_service("services.sandbox", **environment)
     async with connected(service.address) as sandboxes:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -63,23 +62,13 @@ def end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes, int]:
     return output, errors, process.returncode
 
 
-def test_it_starts_fast_and_lean(tmp_path: Path) -> None:
+def test_it_imports_nothing_that_would_slow_its_start(tmp_path: Path) -> None:
     script = "import hearth.agents.scripted.__main__, sys; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     packages = {name.split(".")[0] for name in result.stdout.split()}
     assert packages - set(sys.stdlib_module_names) - {"sitecustomize"} <= {"hearth"} | {
         name for name in packages if name.startswith("_")
     }
-    times = []
-    for _ in range(5):
-        started = time.monotonic()
-        process = start(tmp_path)
-        say(process, {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}})
-        assert hear(process)["id"] == 1
-        times.append(time.monotonic() - started)
-        assert end(process)[2] == 0
-    # 60 ms on an idle machine; the bound is for one that runs all tests at once.
-    assert min(times) < 0.5
 
 
 async def test_the_end_of_the_input_ends_it_and_its_commands(tmp_path: Path) -> None:

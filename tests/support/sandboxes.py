@@ -29,9 +29,9 @@ PROJECT = "p1"
 SANDBOX_MARKER = "HEARTH_SANDBOX_ID"
 # Faster than in production, with the same proportions: what waits for a timer is seen within a test.
 FAST = {
-    "HEARTH_LEASE": "1.5",
+    "HEARTH_LEASE": "3.0",
     "HEARTH_LEASE_READ_INTERVAL": "0.2",
-    "HEARTH_LEASE_GAP": "1.0",
+    "HEARTH_LEASE_GAP": "2.0",
     "HEARTH_RECONCILE_INTERVAL": "0.5",
     "HEARTH_LOOK_AGAIN": "0.1",
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 
-async def eventually(condition: Callable[[], object], timeout: float = 5.0) -> None:
+async def eventually(condition: Callable[[], object], timeout: float = 20.0) -> None:
     """Return when `condition` holds; TimeoutError when it does not within `timeout` seconds."""
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110 - there is no event to wait for
