@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+# Most tests wait for real processes, so more of them than there are cores run at once.
+PYTEST ?= -n 4 --dist loadfile
 PROTOS := $(shell find protos -name '*.proto')
 
 .PHONY: setup demo test lint clean
@@ -23,7 +25,7 @@ demo: setup
 	@$(BIN)/hearth demo
 
 test: setup
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(PYTEST)
 
 lint: setup
 	@$(BIN)/buf lint
