@@ -1,5 +1,5 @@
 # One command each; every target does its own set-up.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 # Most tests wait for real processes, so more of them than there are cores run at once.
