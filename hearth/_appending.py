@@ -1,7 +1,8 @@
 """Which events go to the history next, in which order, and what goes again. Pure: values in, decisions out.
 
 Events of one session keep their order through every loss: nothing of a session is sent while something before it waits,
-and what was not answered goes again, the same bytes, before anything newer. Sessions do not wait for each other.
+and what was not answered goes again, the same bytes, before anything newer. Sessions do not wait for each other. Of a
+line that is too long for the memory, a part is parked elsewhere and comes back in its place.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Item(abc.ABC):
     `wire` are the events as fields of an AppendSet, `count` how many. `frames_through` names the last frame in `frames`
     that readers should see first; the item waits for those until `hold_until`. With `barrier` nothing of the session
     follows before it is settled. `trace` is the traceparent of the work that made it, as a field of an AppendSet.
+    `owner` is whose output it is, None for nobody's.
     """
 
     __slots__ = (
@@ -69,6 +71,7 @@ class Item(abc.ABC):
         "frames_through",
         "hold_until",
         "lane",
+        "owner",
         "sent",
         "trace",
         "tries",
@@ -80,6 +83,7 @@ class Item(abc.ABC):
         self.count = count
         self.atomic = atomic
         self.barrier = barrier
+        self.owner: object = None
         self.frames: FrameBuffer | None = None
         self.frames_through = 0
         self.hold_until = 0.0
@@ -98,17 +102,47 @@ class Item(abc.ABC):
         """It will not be sent any more."""
 
 
-class Lane:
-    """The line of one session."""
+class Parked(abc.ABC):
+    """Items of one session and owner that stand in its line without being in memory."""
 
-    __slots__ = ("blocked", "head", "in_flight", "items", "key", "ready", "size")
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Something stands behind them now: no item more may be added."""
+
+    @abc.abstractmethod
+    def take(self, *, next_up: bool) -> list[Item] | None:
+        """The items, which are not parked any more; None when they cannot be had yet.
+
+        They may have to be fetched, which `AppendQueue.arrived` is told of, or there may be no room for them; that does
+        not count when they are `next_up`: nothing else of the session waits before them.
+        """
+
+    @abc.abstractmethod
+    def fail(self, error: Exception) -> None:
+        """They will not be sent."""
+
+
+Entry = Item | Parked
+
+
+class Lane:
+    """The line of one session: `items`, then what is `behind` the first parked ones."""
+
+    __slots__ = ("behind", "blocked", "head", "in_flight", "items", "key", "ready", "size")
 
     def __init__(self, key: tuple[str, str]) -> None:
         self.key = key
         session = session_pb2.SessionKey(project=key[0], session=key[1]).SerializeToString()
         self.head = bytes_field(history_pb2.AppendSet.SESSION_FIELD_NUMBER, session)
         self.items: deque[Item] = deque()
+        self.behind: deque[Entry] = deque()
         self.in_flight = 0
+        # Bytes in memory.
         self.size = 0
         # Whether it stands in the queue of lanes to send from, and whether a barrier is in flight.
         self.ready = False
@@ -143,7 +177,7 @@ class AppendQueue:
         self.resent = 0
 
     def size_of(self, key: tuple[str, str]) -> int:
-        """Bytes of one session that are not settled."""
+        """Bytes of one session that are not settled and in memory."""
         lane = self._lanes.get(key)
         return lane.size if lane is not None else 0
 
@@ -153,25 +187,46 @@ class AppendQueue:
         if lane is None:
             lane = self._lanes[key] = Lane(key)
         item.lane = lane
-        lane.items.append(item)
         lane.size += len(item.wire)
+        if lane.behind:
+            self._put_behind(lane, item)
+            return False
+        lane.items.append(item)
         return self._make_ready(lane) and len(self._in_flight) < REQUESTS_IN_FLIGHT
 
-    def remove(self, key: tuple[str, str], unwanted: Callable[[Item], bool]) -> list[Item]:
-        """Take items of a session that are not in flight out of its line."""
+    def park(self, key: tuple[str, str], parked: Parked) -> bool:
+        """Put what is parked at the end of its session's line. True when that changes what `take` says."""
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(key)
+        self._put_behind(lane, parked)
+        if lane.items or lane.in_flight:
+            return False
+        self._refill(lane)
+        return lane.ready
+
+    def arrived(self, key: tuple[str, str]) -> None:
+        """What is parked first in a session's line can be taken."""
+        lane = self._lanes.get(key)
+        if lane is not None:
+            self._tidy(lane)
+
+    def remove(self, key: tuple[str, str], unwanted: Callable[[Entry], bool]) -> list[Entry]:
+        """Take entries of a session that are not in flight out of its line."""
         lane = self._lanes.get(key)
         if lane is None:
             return []
-        gone = [item for item in lane.items if unwanted(item)]
+        gone = [entry for line in (lane.items, lane.behind) for entry in line if unwanted(entry)]
         lane.items = deque(item for item in lane.items if not unwanted(item))
-        lane.size -= sum(len(item.wire) for item in gone)
+        lane.behind = deque(entry for entry in lane.behind if not unwanted(entry))
+        lane.size -= sum(len(entry.wire) for entry in gone if isinstance(entry, Item))
         self._tidy(lane)
         return gone
 
-    def drain(self) -> list[Item]:
+    def drain(self) -> list[Entry]:
         """Take everything out, in order, sent or not."""
-        found = [item for request in self._in_flight for item in request.items]
-        found += [item for lane in self._lanes.values() for item in lane.items]
+        found: list[Entry] = [item for request in self._in_flight for item in request.items]
+        found += [entry for lane in self._lanes.values() for line in (lane.items, lane.behind) for entry in line]
         self._in_flight.clear()
         self._ready.clear()
         self._held.clear()
@@ -348,8 +403,33 @@ class AppendQueue:
             self._ready.append(lane)
         return True
 
+    def _put_behind(self, lane: Lane, entry: Entry) -> None:
+        last = lane.behind[-1] if lane.behind else None
+        if isinstance(last, Parked):
+            last.close()
+        lane.behind.append(entry)
+
+    def _refill(self, lane: Lane) -> None:
+        """Move what can be sent up to the others."""
+        while lane.behind:
+            first = lane.behind[0]
+            if isinstance(first, Parked):
+                found = first.take(next_up=not lane.items and not lane.in_flight)
+                if found is None:
+                    break
+                for item in found:
+                    item.lane = lane
+                    lane.size += len(item.wire)
+                lane.items += found
+            else:
+                lane.items.append(first)
+            lane.behind.popleft()
+        self._make_ready(lane)
+
     def _tidy(self, lane: Lane) -> None:
-        if lane.items or lane.in_flight:
+        if lane.behind:
+            self._refill(lane)
+        if lane.items or lane.in_flight or lane.behind:
             return
         self._held.pop(lane, None)
         if lane.ready:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 
 from hearth._appending import Item, event_field
+from hearth._publishing import FrameBuffer
 from hearth.errors import CallError
 from hearth.history.v1 import history_pb2
 from hearth.types.v1 import event_pb2, session_pb2
@@ -23,6 +25,10 @@ ENDINGS = frozenset(
 # How often an ending is corrected before its writer is told to look into it.
 CORRECTIONS = 3
 
+# A parked item: length of its events, how many, length of its trace, whether they are a set, frames_through (-1: none),
+# until when it waits for those.
+_RECORD = struct.Struct("<IHHBqd")
+
 _FENCED = frozenset({history_pb2.APPEND_OUTCOME_QUARANTINED, history_pb2.APPEND_OUTCOME_ALREADY_ENDED})
 _MALFORMED = frozenset({history_pb2.APPEND_OUTCOME_INVALID, history_pb2.APPEND_OUTCOME_CONFLICT})
 
@@ -32,8 +38,8 @@ class Refusal:
     """Why a writer must stop.
 
     `reason`: `STALE_EPOCH`, `EPOCH_TAKEN` or `FENCED` (another writer has the session), `EXECUTION_ENDED` (`winner` is
-    the ending that stands, if it is known), or `HISTORY_UNAVAILABLE` (too much waits for the history; the ending may
-    still be written, and will be incomplete). `by` is `history`, `relay` or `producer`.
+    the ending that stands, if it is known), or `HISTORY_UNAVAILABLE` (too much waits for the history, `detail` says
+    more; the ending may still be written, and will be incomplete). `by` is `history`, `relay` or `producer`.
     """
 
     reason: str
@@ -41,6 +47,7 @@ class Refusal:
     current_epoch: int = 0
     current_execution_id: str = ""
     winner: history_pb2.Ending | None = None
+    detail: str = ""
 
 
 class WriterRefused(CallError):
@@ -62,7 +69,10 @@ class Tally:
     `refuse` is called with the reason when history no longer takes this writer's output.
     """
 
-    def __init__(self, execution: session_pb2.ExecutionRef, refuse: Callable[[Refusal], None]) -> None:
+    def __init__(
+        self, key: tuple[str, str], execution: session_pb2.ExecutionRef, refuse: Callable[[Refusal], None]
+    ) -> None:
+        self.key = key
         self.execution = execution
         self.waiting_bytes = 0
         self._refuse = refuse
@@ -117,7 +127,7 @@ class Fact(Item):
 
     def __init__(self, content: bytes) -> None:
         super().__init__(event_field(content))
-        self.future: asyncio.Future[history_pb2.AppendResult] = _new_future()
+        self.future: asyncio.Future[history_pb2.AppendResult] = new_future()
 
     def settle(self, results: Sequence[history_pb2.AppendResult]) -> bool:
         _resolve(self.future, results[0])
@@ -128,19 +138,28 @@ class Fact(Item):
 
 
 class Output(Item):
-    """Events of a run: one, or an atomic set. `counted` has a 1 for each that the manifest counts, else a 0."""
+    """Events of a run: one, or an atomic set. `counted` has a 1 for each that the manifest counts, else a 0.
+
+    `future` is that of what was parked, which nobody may want any more.
+    """
 
     __slots__ = ("counted", "future", "tally", "waiting")
 
     def __init__(
-        self, tally: Tally, wire: bytes, counted: Sequence[int], *, atomic: bool = False, barrier: bool = False
+        self,
+        tally: Tally,
+        wire: bytes,
+        counted: Sequence[int],
+        *,
+        future: asyncio.Future[Any] | None,
+        atomic: bool = False,
+        barrier: bool = False,
     ) -> None:
         super().__init__(wire, len(counted), atomic=atomic, barrier=barrier)
-        self.tally = tally
+        self.owner = self.tally = tally
         self.counted = counted
-        self.future: asyncio.Future[Any] = _new_future()
+        self.future = future
         self.waiting = 0
-        tally.count(sum(counted))
 
     def wait(self) -> None:
         """Its bytes wait from now on, until it is settled or fails."""
@@ -158,6 +177,12 @@ class Output(Item):
         self.tally.miss(sum(self.counted), "an event of the run could not be sent")
         _fail(self.future, error)
 
+    def pack(self) -> bytes:
+        """Everything of it that is not its owner's, as one record."""
+        through = -1 if self.frames is None else self.frames_through
+        head = _RECORD.pack(len(self.wire), self.count, len(self.trace), self.atomic, through, self.hold_until)
+        return b"".join((head, bytes(self.counted), self.trace, self.wire))
+
     def _judge(self, results: Sequence[history_pb2.AppendResult]) -> None:
         for result, counted in zip(results, self.counted, strict=True):
             self.tally.judge(result, counted=counted)
@@ -170,10 +195,31 @@ class Output(Item):
         self.waiting = 0
 
 
+def unpack(
+    tally: Tally, frames: FrameBuffer, content: bytes, futures: Sequence[asyncio.Future[Any] | None]
+) -> list[Item]:
+    """The items of records that were joined, waiting again; `futures` has one entry for each."""
+    items: list[Item] = []
+    at = 0
+    for future in futures:
+        size, count, trace, atomic, through, hold_until = _RECORD.unpack_from(content, at)
+        at += _RECORD.size
+        counted, at = content[at : at + count], at + count
+        item_trace, at = content[at : at + trace], at + trace
+        wire, at = content[at : at + size], at + size
+        item = Output(tally, wire, counted, future=future, atomic=bool(atomic))
+        item.trace = item_trace
+        if through >= 0:
+            item.frames, item.frames_through, item.hold_until = frames, through, hold_until
+        item.wait()
+        items.append(item)
+    return items
+
+
 class EndingSet(Output):
     """The ending of a run, and what goes into one atomic set with it.
 
-    `ended` is called with whether it is in the log, once that is known.
+    `ended` is called with its result, or with None when it was not sent.
     """
 
     __slots__ = ("_before", "_corrections", "_ended", "_ending", "_tried")
@@ -183,9 +229,11 @@ class EndingSet(Output):
         tally: Tally,
         ending: event_pb2.Event,
         before: Sequence[event_pb2.Event],
-        ended: Callable[[bool], None],
+        ended: Callable[[history_pb2.AppendResult | None], None],
     ) -> None:
-        super().__init__(tally, b"", [*(1 for _ in before), 0], barrier=True)
+        counted = [*(1 for _ in before), 0]
+        super().__init__(tally, b"", counted, future=new_future(), barrier=True)
+        tally.count(sum(counted))
         self._ending = ending
         self._before = [event.SerializeToString() for event in before]
         self._ended = ended
@@ -202,18 +250,17 @@ class EndingSet(Output):
         self.atomic = len(events) > 1
 
     def settle(self, results: Sequence[history_pb2.AppendResult]) -> bool:
-        outcome = results[-1].outcome
         if self._corrections < CORRECTIONS and self._correct(results):
             self._corrections += 1
             self.encode()
             return False
-        stored = outcome in {history_pb2.APPEND_OUTCOME_APPENDED, history_pb2.APPEND_OUTCOME_DUPLICATE}
-        self._ended(stored)
-        return super().settle(results)
+        super().settle(results)
+        self._ended(results[-1])
+        return True
 
     def fail(self, error: Exception) -> None:
-        self._ended(False)
         super().fail(error)
+        self._ended(None)
 
     def _correct(self, results: Sequence[history_pb2.AppendResult]) -> bool:
         """Change what history did not like, of a set of which nothing is stored; False when that is not the case."""
@@ -257,17 +304,18 @@ def too_large(size: int, allowed: int) -> CallError:
     return CallError(grpc.StatusCode.INVALID_ARGUMENT, f"{size} bytes; {allowed} are allowed", reason="TOO_LARGE")
 
 
-def _new_future() -> asyncio.Future[Any]:
+def new_future() -> asyncio.Future[Any]:
+    """A future of the running loop."""
     return asyncio.get_running_loop().create_future()
 
 
-def _resolve(future: asyncio.Future[Any], result: object) -> None:
-    if not future.done():
+def _resolve(future: asyncio.Future[Any] | None, result: object) -> None:
+    if future is not None and not future.done():
         future.set_result(result)
 
 
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
+def _fail(future: asyncio.Future[Any] | None, error: Exception) -> None:
+    if future is not None and not future.done():
         future.set_exception(error)
         # The owner may not care; asyncio would complain of an error that nobody looked at.
         future.exception()

@@ -9,15 +9,30 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypedDict, Unpack
 
-from hearth._appending import REQUEST_BYTES, REQUEST_EVENTS, Item, event_field, trace_field
-from hearth._items import ENDINGS, EndingSet, Output, Refusal, Tally, WriterRefused, entity_of, too_large, type_of
+from hearth._appending import REQUEST_BYTES, REQUEST_EVENTS, Entry, Item, Parked, event_field, trace_field
+from hearth._items import (
+    ENDINGS,
+    EndingSet,
+    Output,
+    Refusal,
+    Tally,
+    WriterRefused,
+    entity_of,
+    new_future,
+    too_large,
+    type_of,
+    unpack,
+)
 from hearth._publishing import FrameBuffer
+from hearth._spill import Room, Spill, SpillRefused
 from hearth.history.v1 import history_pb2
 from hearth.types.v1 import event_pb2, frame_pb2, session_pb2
 
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, str]
+
+_STORED = frozenset({history_pb2.APPEND_OUTCOME_APPENDED, history_pb2.APPEND_OUTCOME_DUPLICATE})
 
 
 class Clock(Protocol):
@@ -39,8 +54,11 @@ class ProducerLimits:
     # Frames of one execution that wait for the relay; beyond it the oldest are lost.
     frames: int = 256
     frame_bytes: int = 64 * 1024
-    # Events of one execution that wait for the history.
+    # Events of one execution that wait for the history in memory, and behind those in a file, made in this directory
+    # (empty: that of large temporary files). Over both, the execution has to end.
     waiting_bytes: int = 16 * 1024 * 1024
+    spill_bytes: int = 256 * 1024 * 1024
+    spill_dir: str = ""
     event_bytes: int = 1024 * 1024
     # How long an event waits for the frames before it.
     hold: float = 0.05
@@ -71,17 +89,30 @@ class Outlet(Protocol):
     clock: Clock
     limits: ProducerLimits
     ids: Callable[[], str]
+    room: Room
 
     def send(self, key: Key, item: Item) -> None:
         """Append in order; fails the item at once when that cannot be."""
+        ...
+
+    def park(self, key: Key, parked: Parked) -> None:
+        """Append in order what is parked; fails it at once when that cannot be."""
+        ...
+
+    def arrived(self, key: Key) -> None:
+        """Something parked can be taken."""
         ...
 
     def publish(self, frames: FrameBuffer) -> None:
         """The buffer has something new."""
         ...
 
-    def withdraw(self, key: Key, unwanted: Callable[[Item], bool], error: Exception) -> None:
-        """Fail the items of a session that were not sent yet."""
+    def withdraw(self, key: Key, unwanted: Callable[[Entry], bool], error: Exception) -> None:
+        """Fail the entries of a session that were not sent yet."""
+        ...
+
+    def give_up(self, key: Key, execution_id: str, reason: str) -> None:
+        """Output of an execution is missing, and no ending of its writer will say so."""
         ...
 
 
@@ -98,7 +129,8 @@ class ExecutionWriter:
         self._outlet = outlet
         self.key = (session.project, session.session)
         self._frames = FrameBuffer(session, execution, limit=outlet.limits.frames, fenced=self._fenced_by_relay)
-        self._tally = Tally(execution, self._refuse)
+        self._tally = Tally(self.key, execution, self._refuse)
+        self._spill: Spill | None = None
         self._trace = b""
         self._next_index = 0
         self._finished = False
@@ -116,7 +148,12 @@ class ExecutionWriter:
     @property
     def waiting_bytes(self) -> int:
         """Bytes of events that history has not answered."""
-        return self._tally.waiting_bytes
+        return self._tally.waiting_bytes + self.parked_bytes
+
+    @property
+    def parked_bytes(self) -> int:
+        """How much of that found no room in memory."""
+        return self._spill.bytes if self._spill is not None else 0
 
     def traced(self, traceparent: str) -> None:
         """What is written from now on belongs to this W3C trace context: its commits become part of that trace."""
@@ -177,7 +214,10 @@ class ExecutionWriter:
             before = ()
         self._finished = True
         item = EndingSet(self._tally, self._fill(event), before, self._ended)
-        self._send(item, event)
+        assert item.future is not None
+        self._cover(item, event)
+        item.wait()
+        self._outlet.send(self.key, item)
         return item.future
 
     def abandon(self) -> None:
@@ -195,27 +235,59 @@ class ExecutionWriter:
         contents = [event.SerializeToString() for event in events]
         counted = [int(event.WhichOneof("body") != "execution_started") for event in events]
         wire = b"".join(map(event_field, contents))
-        item = Output(self._tally, wire, counted, atomic=atomic)
+        future = new_future()
+        item = Output(self._tally, wire, counted, future=future, atomic=atomic)
+        self._tally.count(sum(counted))
         if max(map(len, contents)) > limits.event_bytes:
             item.fail(too_large(max(map(len, contents)), limits.event_bytes))
-        elif len(wire) > REQUEST_BYTES:
+            return future
+        if len(wire) > REQUEST_BYTES:
             item.fail(too_large(len(wire), REQUEST_BYTES))
-        elif self._tally.waiting_bytes + len(wire) > limits.waiting_bytes:
-            refusal = Refusal("HISTORY_UNAVAILABLE", "producer")
-            item.fail(WriterRefused(refusal))
-            self._refuse(refusal)
-        else:
-            self._send(item, events[-1])
-        return item.future
+            return future
+        self._cover(item, events[-1])
+        if self._tally.waiting_bytes + len(wire) > limits.waiting_bytes or self.parked_bytes:
+            return self._park(item, future)
+        item.wait()
+        self._outlet.send(self.key, item)
+        return future
 
-    def _send(self, item: Output, last: event_pb2.Event) -> None:
+    def _park(self, item: Output, future: asyncio.Future[Any]) -> asyncio.Future[Any]:
+        if self._spill is None:
+            self._spill = Spill(
+                self._outlet.room,
+                owner=self._tally,
+                limit=self._outlet.limits.spill_bytes,
+                unpack=lambda content, futures: unpack(self._tally, self._frames, content, futures),
+                room_for=self._has_room_for,
+                arrived=lambda: self._outlet.arrived(self.key),
+                broken=self._cut_off,
+                lost=lambda events: self._tally.miss(events, "an event of the run could not be sent"),
+            )
+        try:
+            promise, begun = self._spill.put(item.pack(), sum(item.counted))
+        except SpillRefused as error:
+            self._cut_off(str(error))
+            item.fail(WriterRefused(self.refused.result()))
+            return future
+        if begun is not None:
+            self._outlet.park(self.key, begun)
+        return promise
+
+    def _has_room_for(self, size: int) -> bool:
+        return self._tally.waiting_bytes + size <= self._outlet.limits.waiting_bytes
+
+    def _cut_off(self, why: str) -> None:
+        """No more is taken, so what the run says from now on is missing."""
+        if not self._finished:
+            self._tally.miss(0, why)
+            self._refuse(Refusal("HISTORY_UNAVAILABLE", "producer", detail=why))
+
+    def _cover(self, item: Output, last: event_pb2.Event) -> None:
         if last.HasField("frames_through"):
             item.frames = self._frames
             item.frames_through = last.frames_through
             item.hold_until = self._outlet.clock.monotonic() + self._outlet.limits.hold
         item.trace = self._trace
-        item.wait()
-        self._outlet.send(self.key, item)
 
     def _fill(self, event: event_pb2.Event) -> event_pb2.Event:
         event.scope = event_pb2.EVENT_SCOPE_RUNNER
@@ -236,10 +308,8 @@ class ExecutionWriter:
     def _check_open(self, *, ending: bool = False) -> None:
         if self._finished:
             raise RuntimeError("the ending of this execution was written already")
-        if self.refused.done():
-            refusal = self.refused.result()
-            if not (ending and refusal.reason == "HISTORY_UNAVAILABLE"):
-                raise WriterRefused(refusal)
+        if self.refused.done() and not (ending and not self._fenced):
+            raise WriterRefused(self.refused.result())
 
     def _refuse(self, refusal: Refusal) -> None:
         if self.refused.done():
@@ -254,13 +324,12 @@ class ExecutionWriter:
                 "reason": refusal.reason,
                 "by": refusal.by,
                 "current_epoch": refusal.current_epoch,
+                "detail": refusal.detail,
             },
         )
         if refusal.reason != "HISTORY_UNAVAILABLE":
             tally = self._tally
-            self._outlet.withdraw(
-                self.key, lambda item: isinstance(item, Output) and item.tally is tally, WriterRefused(refusal)
-            )
+            self._outlet.withdraw(self.key, lambda entry: entry.owner is tally, WriterRefused(refusal))
 
     def _fenced_by_relay(self, current: session_pb2.ExecutionRef) -> None:
         if self._finished:
@@ -273,8 +342,17 @@ class ExecutionWriter:
             reason = "EPOCH_TAKEN" if current.epoch == mine.epoch else "STALE_EPOCH"
         self._refuse(Refusal(reason, "relay", current.epoch, current.execution_id))
 
-    def _ended(self, stored: bool) -> None:
+    def _ended(self, result: history_pb2.AppendResult | None) -> None:
         self._frames.clear()
-        if stored:
+        if result is None or self._fenced:
+            return
+        if result.outcome in _STORED:
             self._frames.ended = True
             self._outlet.publish(self._frames)
+        else:
+            outcome = history_pb2.AppendOutcome.Name(result.outcome).removeprefix("APPEND_OUTCOME_")
+            self._outlet.give_up(self.key, self.execution.execution_id, f"history refused the ending: {outcome}")
+
+    @property
+    def _fenced(self) -> bool:
+        return self.refused.done() and self.refused.result().reason != "HISTORY_UNAVAILABLE"

@@ -2,7 +2,8 @@
 
 One producer serves all sessions of a process over one AppendStream and one Publish stream. Events of a session keep
 their order, over reconnects too; events of different sessions do not wait for each other, and none waits longer than a
-moment for a frame. Use it from one event loop; nothing here blocks it.
+moment for a frame. While history is away they wait in memory, then in a file. Use it from one event loop; nothing here
+blocks it.
 
 ```python
 producer = Producer(history=history_channel, relay=relay_channel, clock=SystemClock())
@@ -29,10 +30,12 @@ import grpc.aio
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import Message
 
-from hearth._appending import AppendQueue, Item
-from hearth._items import Fact, Refusal, WriterRefused, too_large
+from hearth._appending import AppendQueue, Entry, Item, Parked
+from hearth._items import Fact, Refusal, Tally, WriterRefused, too_large
+from hearth._marking import Marker
 from hearth._pipeline import Pipeline
 from hearth._publishing import FrameBuffer, FrameQueue
+from hearth._spill import Room
 from hearth._writer import Clock, ExecutionWriter, FrameBody, Key, ProducerLimits
 from hearth.errors import CallError
 from hearth.history.v1 import history_pb2, history_service_pb2
@@ -52,14 +55,18 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+# How long the last marks of incompleteness may take.
+MARK_SECONDS = 0.5
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProducerStats:
-    """What a producer did since its start."""
+    """What a producer did since its start, and how many bytes are in files now."""
 
     append_requests: int
     append_losses: int
     events_resent: int
+    parked_bytes: int
     publish_requests: int
     publish_losses: int
     relay_away: bool
@@ -80,6 +87,8 @@ class Producer:
         self.clock = clock
         self.limits = limits or ProducerLimits()
         self.ids = ids
+        self.room = Room(self.limits.spill_dir)
+        self._marker = Marker(history)
         self._frames = FrameQueue(gather=self.limits.gather)
         self._events = AppendQueue(self._frames)
         self._append = Pipeline(
@@ -108,7 +117,10 @@ class Producer:
             self._running.append(task)
 
     async def close(self, timeout: float) -> None:
-        """Take nothing new, wait up to `timeout` seconds for what is on its way, and fail the rest with UNAVAILABLE."""
+        """Take nothing new, wait up to `timeout` seconds for what is on its way, and fail the rest with UNAVAILABLE.
+
+        Executions whose output is among the rest are marked incomplete, if history answers at once.
+        """
         self._closed = True
         running, self._running = self._running, []
         try:
@@ -120,9 +132,11 @@ class Producer:
         finally:
             for task in running:
                 task.cancel()
-            self._fail_all(_closed())
+            self._give_up_unsent(self._fail_all(_closed()))
+            self.room.close()
         if running:
             await asyncio.wait(running)
+        await self._marker.close(MARK_SECONDS)
 
     def writer(self, session: session_pb2.SessionKey, execution_id: str, epoch: int) -> ExecutionWriter:
         """The writer of one execution at one epoch; there must be only one."""
@@ -154,6 +168,7 @@ class Producer:
             append_requests=self._events.requests,
             append_losses=self._append.losses,
             events_resent=self._events.resent,
+            parked_bytes=self.room.bytes,
             publish_requests=self._frames.requests,
             publish_losses=self._publish.losses,
             relay_away=self._frames.away,
@@ -170,24 +185,49 @@ class Producer:
             self._frames.hurry()
             self._publish.wake()
 
+    def park(self, key: Key, parked: Parked) -> None:
+        """For writers: what stands behind what was given before, but not in memory."""
+        if self._closed:
+            parked.fail(_closed())
+        elif self._events.park(key, parked):
+            self._append.wake()
+
+    def arrived(self, key: Key) -> None:
+        """For writers: something parked can be taken."""
+        self._events.arrived(key)
+        self._append.wake()
+
+    def give_up(self, key: Key, execution_id: str, reason: str) -> None:
+        """For writers: output is missing, and no ending of theirs will say so."""
+        self._marker.mark(key, execution_id, reason)
+
     def publish(self, frames: FrameBuffer) -> None:
         """For writers: the buffer has something new."""
         if self._frames.add(frames):
             self._publish.wake()
 
-    def withdraw(self, key: Key, unwanted: Callable[[Item], bool], error: Exception) -> None:
-        """For writers: fail the items of a session that were not sent yet."""
-        for item in self._events.remove(key, unwanted):
-            item.fail(error)
+    def withdraw(self, key: Key, unwanted: Callable[[Entry], bool], error: Exception) -> None:
+        """For writers: fail the entries of a session that were not sent yet."""
+        for entry in self._events.remove(key, unwanted):
+            entry.fail(error)
         self._append.wake()
 
     def _relay_changed(self) -> None:
         if self._events.holding:
             self._append.wake()
 
-    def _fail_all(self, error: Exception) -> None:
-        for item in self._events.drain():
-            item.fail(error)
+    def _fail_all(self, error: Exception) -> list[Entry]:
+        entries = self._events.drain()
+        for entry in entries:
+            entry.fail(error)
+        return entries
+
+    def _give_up_unsent(self, entries: list[Entry]) -> None:
+        # What was sent may be stored: to call that missing could be wrong, and whoever ends the run knows no better.
+        unsent = {entry.owner for entry in entries if isinstance(entry, Parked) or not entry.sent}
+        for tally in unsent:
+            if isinstance(tally, Tally):
+                self._marker.mark(tally.key, tally.execution.execution_id, "the producer ended before it was sent")
 
     def _died(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

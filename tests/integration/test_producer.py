@@ -504,7 +504,7 @@ async def test_requests_that_are_refused_as_a_whole_fail_for_their_cause_only(
 async def test_output_that_waits_too_long_ends_the_turn_but_not_its_record(
     relay: ServiceProcess, history: ServiceProcess
 ) -> None:
-    limits = ProducerLimits(waiting_bytes=100_000)
+    limits = ProducerLimits(waiting_bytes=100_000, spill_bytes=0)
     async with producing(history.address, relay.address, limits=limits) as producer:
         writer = await start(producer)
         history.freeze()

@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 import grpc
 import pytest
 
-from hearth._appending import Item
+from hearth._appending import Entry, Item, Parked
 from hearth._items import EndingSet, Refusal, WriterRefused
 from hearth._publishing import FrameBuffer
+from hearth._spill import Room
 from hearth._writer import Clock, ExecutionWriter, ProducerLimits
 from hearth.errors import CallError
 from hearth.history.v1 import history_pb2
@@ -41,8 +42,10 @@ class Shelf:
         self.limits = limits or ProducerLimits()
         self._made = 0
         self.ids: Callable[[], str] = self._next_id
+        self.room = Room()
         self.items: list[Item] = []
         self.published: list[FrameBuffer] = []
+        self.given_up: list[tuple[str, str]] = []
 
     def _next_id(self) -> str:
         self._made += 1
@@ -55,7 +58,16 @@ class Shelf:
     def publish(self, frames: FrameBuffer) -> None:
         self.published.append(frames)
 
-    def withdraw(self, key: tuple[str, str], unwanted: Callable[[Item], bool], error: Exception) -> None:
+    def park(self, key: tuple[str, str], parked: Parked) -> None:
+        raise AssertionError("nothing is parked here")
+
+    def arrived(self, key: tuple[str, str]) -> None:
+        raise AssertionError("nothing is parked here")
+
+    def give_up(self, key: tuple[str, str], execution_id: str, reason: str) -> None:
+        self.given_up.append((execution_id, reason))
+
+    def withdraw(self, key: tuple[str, str], unwanted: Callable[[Entry], bool], error: Exception) -> None:
         gone = [item for item in self.items if unwanted(item)]
         self.items = [item for item in self.items if not unwanted(item)]
         for item in gone:
@@ -176,13 +188,23 @@ async def test_a_manifest_that_does_not_match_is_corrected_once_and_accepted() -
     assert (await result).outcome == APPENDED
 
 
-async def test_an_ending_that_is_never_accepted_comes_back_to_its_owner() -> None:
+async def test_an_ending_that_is_never_accepted_comes_back_to_its_owner_and_leaves_a_mark() -> None:
     shelf = Shelf()
     result = writer(shelf).ending(completed())
     for _ in range(10):
         if shelf.answer(RETRY, missing=1):
             break
     assert (await result).outcome == RETRY
+    assert shelf.given_up == [(EXECUTION, "history refused the ending: RETRY")]
+
+
+async def test_an_ending_that_another_one_beat_leaves_no_mark() -> None:
+    shelf = Shelf()
+    output = writer(shelf)
+    output.ending(completed())
+    shelf.answer(history_pb2.APPEND_OUTCOME_ALREADY_ENDED, winner=history_pb2.Ending(epoch=8))
+    assert output.refused.done()
+    assert shelf.given_up == []
 
 
 async def test_a_bad_event_beside_the_ending_is_left_out() -> None:
@@ -270,11 +292,12 @@ async def test_a_fence_behind_the_own_ending_says_nothing() -> None:
 
 
 async def test_a_history_that_is_away_for_too_long_leaves_room_for_the_ending_only() -> None:
-    shelf = Shelf(ProducerLimits(waiting_bytes=10_000))
+    shelf = Shelf(ProducerLimits(waiting_bytes=10_000, spill_bytes=0))
     output = writer(shelf)
     output.event(message("x" * 8_000))
     lost = output.event(message("y" * 8_000))
-    assert (await output.refused).reason == "HISTORY_UNAVAILABLE"
+    refusal = await output.refused
+    assert (refusal.reason, refusal.detail) == ("HISTORY_UNAVAILABLE", "too much waits for the history")
     error = lost.exception()
     assert isinstance(error, WriterRefused)
     assert error.code is grpc.StatusCode.UNAVAILABLE
@@ -284,6 +307,7 @@ async def test_a_history_that_is_away_for_too_long_leaves_room_for_the_ending_on
     output.ending(completed())
     manifest = shelf.events()[0].execution_completed.summary.manifest
     assert (manifest.runner_events, manifest.incomplete) == (1, True)
+    assert manifest.incomplete_reason == "too much waits for the history"
 
 
 async def test_too_large_events_fail_by_themselves() -> None:
