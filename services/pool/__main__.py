@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from hearth.pool.v1 import pool_service_pb2_grpc, replica_service_pb2_grpc
-from hearth.producer import Producer
+from hearth.producer import Producer, ProducerLimits
 from hearth.session.v1 import session_service_pb2_grpc
 from services.chassis.calls import open_channel
 from services.chassis.errors import HearthError
@@ -62,7 +62,8 @@ async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
         history = await stack.enter_async_context(open_channel(settings.history_address, settings))
         relay = await stack.enter_async_context(open_channel(settings.relay_address, settings))
         sandbox = await stack.enter_async_context(open_channel(settings.sandbox_address, settings))
-        producer = Producer(history=history, relay=relay, clock=app.clock, ids=app.ids.new)
+        limits = ProducerLimits(spill_dir=settings.spill_dir)
+        producer = Producer(history=history, relay=relay, clock=app.clock, limits=limits, ids=app.ids.new)
         harness = AcpClient(clock=app.clock)
         stack.push_async_callback(harness.close)
         parts = assemble(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -46,11 +47,21 @@ class PoolSettings(PostgresSettings):
     open_timeout: float = Field(default=60.0, gt=0, description="until an agent has opened its session")
     cancel_timeout: float = Field(default=5.0, gt=0, description="until an agent has answered a Stop")
     history_patience: float = Field(default=600.0, gt=0, description="how long a turn waits to start without history")
+    spill_dir: str = Field(
+        default="", description="directory on a disk for output that waits for history; empty takes TMPDIR or /var/tmp"
+    )
 
     @field_validator("providers", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("spill_dir")
+    @classmethod
+    def _writable(cls, value: str) -> str:
+        if value and not (os.path.isdir(value) and os.access(value, os.W_OK | os.X_OK)):
+            raise ValueError(f"{value} is no directory that can be written to")
+        return value
 
     @field_validator("agents", mode="before")
     @classmethod
