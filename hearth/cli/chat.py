@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from hearth.cli.output import addresses, out, run, spec_of, token
-from hearth.cli.stack import DEFAULT_ROOT, Root
+from hearth.cli.output import addresses, as_dict, err, out, print_json, run, spec_of, token
+from hearth.cli.stack import DEFAULT_ROOT, Json, Root
 from hearth.client import Client, session_key
 from hearth.reducer import Entry, Transcript, ending_summary, is_ending
 from hearth.session.v1 import session_pb2 as control_pb2
@@ -34,30 +34,38 @@ def chat(
     agent: Annotated[str, typer.Option(help="agent of the session; empty: the one it has")] = "",
     permissions: Annotated[str, typer.Option(help="allow or deny what the agent asks for; empty: as it is")] = "",
     root: Root = DEFAULT_ROOT,
+    json: Json = False,
 ) -> None:
-    """Talk to an agent. Ctrl-C while it works stops it; an empty line or Ctrl-D leaves."""
+    """Talk to an agent. Ctrl-C while it works stops it; an empty line or Ctrl-D leaves.
+
+    With --json a line of stdin is a message, and every item of its execution is a line of stdout, as received.
+    """
     name = session or f"chat-{uuid.uuid4().hex[:8]}"
-    run(_chat(name, project, spec_of(agent, permissions), root))
+    run(_chat(session_key(project, name), spec_of(agent, permissions), root, json=json))
 
 
-async def _chat(name: str, project: str, spec: control_pb2.SessionSpec | None, root: Root) -> None:
-    key = session_key(project, name)
-    out.print(f"session [bold]{escape(name)}[/bold] of project {escape(project)}; an empty line leaves")
+async def _chat(key: session_pb2.SessionKey, spec: control_pb2.SessionSpec | None, root: Root, *, json: bool) -> None:
+    if not json:
+        out.print(f"session [bold]{escape(key.session)}[/bold] of project {escape(key.project)}; an empty line leaves")
     async with Client(addresses(root), token=token()) as client:
         cursor = (await client.head(key)).head
         while True:
-            out.print("[bold cyan]you[/bold cyan]   ", end="")
+            if not json:
+                out.print("[bold cyan]you[/bold cyan]   ", end="")
             line = (await asyncio.to_thread(sys.stdin.readline)).strip()
             if not line:
                 return
             answer = await client.send(key, line, spec=spec)
             spec = None
             execution_id = answer.started.execution.execution_id
+            if json:
+                print_json(as_dict(answer))
             if not execution_id:
-                out.print("[yellow]it waits behind what runs in this session[/yellow]")
+                if not json:
+                    out.print("[yellow]it waits behind what runs in this session[/yellow]")
                 continue
             with _stopped_by_interrupt(client, key, execution_id):
-                await follow_turn(client, key, execution_id, after=cursor)
+                await follow_turn(client, key, execution_id, after=cursor, json=json)
             cursor = (await client.head(key)).head
 
 
@@ -69,7 +77,7 @@ def _stopped_by_interrupt(client: Client, key: session_pb2.SessionKey, execution
 
     def stop() -> None:
         if not stops:
-            out.print("\n[yellow]stopping ...[/yellow]")
+            err.print("\n[yellow]stopping ...[/yellow]")
             stops.append(asyncio.create_task(client.stop(key, execution_id=execution_id)))
 
     loop.add_signal_handler(signal.SIGINT, stop)
@@ -86,11 +94,14 @@ async def follow_turn(
     *,
     after: session_pb2.Cursor | None,
     quiet: bool = False,
+    json: bool = False,
 ) -> str:
-    """Show one execution until it ends; gives its outcome, as `completed`."""
+    """Show one execution until it ends, `json`: each item as received; gives its outcome, as `completed`."""
     view = Transcript()
-    printer = _Printer(quiet)
+    printer = _Printer(quiet or json)
     async for item in client.watch(key, after=after):
+        if json:
+            print_json(as_dict(item))
         changed = view.apply(item)
         if changed is not None:
             printer.show(changed)

@@ -70,7 +70,7 @@ class Hearth:
         self.root = root
         # By the marker the end of the test run finds what `hearth down` left, sandboxes included.
         own = {processes.MARKER: processes.marker(), "HEARTH_LOCAL_INHERIT": processes.MARKER}
-        self._environment = {
+        self.environment = {
             **os.environ,
             **own,
             "HEARTH_ROOT": str(root),
@@ -86,7 +86,7 @@ class Hearth:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=self._environment,
+            env=self.environment,
         )
         try:
             async with asyncio.timeout(seconds):
@@ -119,7 +119,7 @@ class Hearth:
             PROGRAM,
             *("watch", session, "--json", *arguments),
             stdout=asyncio.subprocess.PIPE,
-            env=self._environment,
+            env=self.environment,
             limit=8 * 1024 * 1024,
         )
         following = Following(process)
