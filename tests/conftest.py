@@ -14,7 +14,7 @@ from tests.support.processes import ServiceProcess
 from tests.support.servers import Servers
 
 # Taken out of the environment: a setting of the person who runs the tests must not reach what they test.
-_GIVEN = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(("HEARTH_", "OTEL_"))}
+GIVEN = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(("HEARTH_", "OTEL_"))}
 
 StartService = Callable[..., Awaitable[ServiceProcess]]
 
@@ -23,8 +23,8 @@ StartService = Callable[..., Awaitable[ServiceProcess]]
 def servers() -> Iterator[Servers]:
     """Postgres and Valkey for this run, each started when it is first needed."""
     found = Servers(
-        postgres_dsn=_GIVEN.get("HEARTH_POSTGRES_DSN", ""),
-        valkey_url=_GIVEN.get("HEARTH_VALKEY_URL", ""),
+        postgres_dsn=GIVEN.get("HEARTH_POSTGRES_DSN", ""),
+        valkey_url=GIVEN.get("HEARTH_VALKEY_URL", ""),
     )
     try:
         yield found

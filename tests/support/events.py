@@ -12,6 +12,7 @@ from hearth.types.v1 import content_pb2, event_pb2, session_pb2
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 _numbers = itertools.count(1)
+_project = ["test"]
 
 
 def new_id() -> str:
@@ -19,9 +20,14 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
-def key(session: str | None = None, project: str = "test") -> session_pb2.SessionKey:
+def use_project(name: str) -> None:
+    """Make all further keys in this project: where services are not the tests' own, each run has one to itself."""
+    _project[0] = name
+
+
+def key(session: str | None = None, project: str = "") -> session_pb2.SessionKey:
     """A session; without a name one that no other test has."""
-    return session_pb2.SessionKey(project=project, session=session or f"s-{new_id()}")
+    return session_pb2.SessionKey(project=project or _project[0], session=session or f"s-{new_id()}")
 
 
 def session_event(event_type: str, *, entity_id: str = "", execution_id: str = "", **body: object) -> event_pb2.Event:

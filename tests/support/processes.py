@@ -81,6 +81,10 @@ class ServiceProcess:
     def start_blocking(self, timeout: float = 30.0) -> None:
         """Start and return when its health says SERVING; raises AssertionError with its log otherwise."""
         self.launch()
+        self.wait_serving(timeout)
+
+    def wait_serving(self, timeout: float = 30.0) -> None:
+        """Return when the health of what `launch` started says SERVING; AssertionError with its log otherwise."""
         ends = time.monotonic() + timeout
         while not self.serving():
             assert self.running, f"{self.module} ended with {self.exit_code()} while starting:\n{self.log_tail()}"

@@ -103,6 +103,10 @@ class StrictReader:
 
     # --- what it does ---
 
+    def use(self, channel: grpc.aio.Channel) -> None:
+        """Connect to another relay from now on."""
+        self._stub = relay_service_pb2_grpc.RelayServiceStub(channel)
+
     def connect(self) -> None:
         """Open a connection at the cursor."""
         assert self.ended, "still connected"
@@ -168,6 +172,11 @@ class StrictReader:
             while not self.ended and event_type not in self.types:
                 self._changed.clear()
                 await self._changed.wait()
+
+    async def over(self) -> None:
+        """Return when the connection is over, whenever that is."""
+        assert self._task is not None
+        await asyncio.wait([self._task])
 
     async def until_ended(self, timeout: float = 15.0) -> None:
         """Return when the connection is over."""

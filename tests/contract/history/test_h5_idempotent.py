@@ -61,7 +61,7 @@ async def test_other_content_under_a_stored_id_is_a_conflict(history: Client, ot
 async def test_an_id_may_be_used_again_in_another_session_and_project(history: Client) -> None:
     event = events.user_message()
     name = events.key().session
-    for session in (events.key(name), events.key(name, "other"), events.key()):
+    for session in (events.key(name), events.key(name, f"other-{events.new_id()}"), events.key()):
         assert await history.accepted(session, event) == [1]
 
 

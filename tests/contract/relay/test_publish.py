@@ -189,13 +189,13 @@ async def test_a_long_batch_is_taken_up_to_what_is_wrong_with_it(services: Servi
     assert [problem.field for problem in result.problems] == ["batches[0].frames[3999].frame_index"]
 
 
-async def test_every_key_ends_by_itself(services: Services, module_valkey_url: str) -> None:
+async def test_every_key_ends_by_itself(services: Services, bus_url: str) -> None:
     open_turn, ended_turn = services.turn(), services.turn()
     for turn in (open_turn, ended_turn):
         await turn.start()
         await turn.say("m", "a", "b")
     await ended_turn.end()
-    async with redis.asyncio.Redis.from_url(module_valkey_url) as client:
+    async with redis.asyncio.Redis.from_url(bus_url) as client:
         left = {key.decode(): await client.pttl(key) / 1000 async for key in client.scan_iter()}
     assert left
     assert all(seconds > 0 for seconds in left.values()), left
