@@ -15,7 +15,7 @@ from benchmarks.clients import Client, Link, clients, receive_all, send_all
 from benchmarks.rig import Service
 from benchmarks.runs import Part
 from benchmarks.steady import shares
-from benchmarks.writing import begin, key, producer
+from benchmarks.writing import begin, check_stored, key, message, producer
 from hearth.channel import open_channel
 from hearth.relay.v1 import relay_service_pb2_grpc
 from hearth.watch import Watch
@@ -61,7 +61,8 @@ class _Reader:
 
 
 async def stay(link: Link, relay: str, seats: Sequence[str]) -> None:
-    """Client process: a reader for each entry of `seats`; answers where they stand whenever it is asked."""
+    """Client process: once told, a reader for each entry of `seats`; then says where they stand when it is asked."""
+    await link.receive()
     count = -(-len(seats) // STREAMS_ON_A_CONNECTION)
     channels = [open_channel(relay) for _ in range(count)]
     readers = [_Reader(channels[place % count], session) for place, session in enumerate(seats)]
@@ -82,10 +83,15 @@ async def stay(link: Link, relay: str, seats: Sequence[str]) -> None:
         await channel.close()
 
 
-async def tell(link: Link, history: str, sessions: Sequence[str]) -> None:
-    """Client process: one event in each of the sessions, which are new."""
+async def write(link: Link, history: str, sessions: Sequence[str]) -> None:
+    """Client process: begin each of the sessions, and when told some of them, write another event to each of these."""
     async with producer(history) as made:
-        await asyncio.gather(*(begin(made, session) for session in sessions))
+        begun = await asyncio.gather(*(begin(made, session) for session in sessions))
+        writers = dict(zip(sessions, (writer for writer, _ in begun), strict=True))
+        await link.send()
+        told: Sequence[str] = await link.receive()
+        for result in await asyncio.gather(*(writers[session].event(message("m1", "hello")) for session in told)):
+            check_stored(result)
         await link.send()
 
 
@@ -95,9 +101,11 @@ async def measure(history: Service, relay: Service, readers: int) -> Part:
     jobs = [("benchmarks.idle:stay", relay.address, share) for share in shares(seats, _PROCESSES)]
     figures: dict[str, float] = {"idle_readers": readers}
     problems: list[str] = []
-    before = machine.resident_bytes(relay.pid)
-    began = time.monotonic()
-    async with clients(*jobs) as group:
+    async with clients(("benchmarks.idle:write", history.address, seats)) as (writer,), clients(*jobs) as group:
+        await writer.receive()
+        before = machine.resident_bytes(relay.pid)
+        began = time.monotonic()
+        await send_all(group)
         figures["connect_s"] = await _all_ready(group, readers, began)
         await asyncio.sleep(_SETTLE_SECONDS)
         figures["idle_kib"] = (machine.resident_bytes(relay.pid) - before) / readers / 1024
@@ -118,9 +126,10 @@ async def measure(history: Service, relay: Service, readers: int) -> Part:
         figures["kill_reconnects"] -= figures["restart_reconnects"]
         problems += sorted({f"a reader was refused for good: {found}" for found in refused})
         told = seats[::_TOLD_EVERY]
-        async with clients(("benchmarks.idle:tell", history.address, told)) as (writer,):
-            await writer.receive()
-        problems += await _all_told(group, len(told))
+        await writer.send(told)
+        await writer.receive()
+        # Each has the event that began its session, and none of them has it twice.
+        problems += await _all_told(group, readers + len(told))
         await send_all(group, False)
     return Part(figures, usage.others_cores, problems)
 
@@ -138,7 +147,7 @@ async def _all_ready(group: Sequence[Client], readers: int, began: float) -> flo
 
 async def _all_told(group: Sequence[Client], events: int) -> list[str]:
     got = await _until(group, lambda standing: standing.events, events, time.monotonic() + _BACK_SECONDS / 4)
-    return [] if got == events else [f"readers got {got} events after the restarts, {events} were written"]
+    return [] if got == events else [f"readers got {got} events over the restarts, {events} were written"]
 
 
 async def _until(group: Sequence[Client], count: Callable[[Standing], int], wanted: int, ends: float) -> int:
