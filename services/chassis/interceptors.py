@@ -200,7 +200,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                     raise
                 # Not the call was cancelled but something it waited for: that happens when the process shuts down.
                 await abort(context, shutting_down())
-            except Exception as error:  # noqa: BLE001 - the one place that turns every error into a status
+            except Exception as error:
+                if _caller_is_gone(error):
+                    # There is nobody to answer, and gRPC is about to cancel this call.
+                    raise asyncio.CancelledError from error
                 await abort(context, _seen_by_caller(error, method))
 
         return mapped
@@ -209,6 +212,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 def shutting_down() -> Unavailable:
     """The answer to a call that this process gives up because it ends."""
     return Unavailable("this process is shutting down; connect again", reason="SHUTTING_DOWN", retry_after=0.1)
+
+
+def _caller_is_gone(error: Exception) -> bool:
+    """Whether a read or write failed because the call ended under it; gRPC exports no name for that error."""
+    kind = type(error)
+    return kind.__name__ == "ExecuteBatchError" and kind.__module__.startswith("grpc.")
 
 
 def _unreadable() -> HearthError:

@@ -46,6 +46,7 @@ class History(history_service_pb2_grpc.HistoryServiceServicer):
     def __init__(self) -> None:
         self.error: BaseException = refusal()
         self.first = 0
+        self.response = history_service_pb2.StreamEventsResponse()
         self.closed = asyncio.Event()
         self.remaining: list[float | None] = []
         self.release = asyncio.Event()
@@ -59,7 +60,7 @@ class History(history_service_pb2_grpc.HistoryServiceServicer):
     ) -> AsyncIterator[history_service_pb2.StreamEventsResponse]:
         try:
             for _ in range(self.first):
-                yield history_service_pb2.StreamEventsResponse()
+                yield self.response
             raise self.error
         finally:
             self.closed.set()
@@ -247,6 +248,25 @@ async def test_a_cancelled_call_ends_its_stream(running: Running) -> None:
     call.cancel()
     async with asyncio.timeout(5):
         await running.history.closed.wait()
+
+
+async def test_who_goes_away_while_it_is_written_to_is_no_defect(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    running.history.first = 1_000_000_000
+    running.history.response.bounds.log_id = "x" * 100_000
+    for _ in range(20):
+        running.history.closed.clear()
+        call = running.stub.StreamEvents(history_service_pb2.StreamEventsRequest())
+        await call.read()
+        # Until the windows are full, so that a write is under way.
+        await asyncio.sleep(0.02)
+        call.cancel()
+        async with asyncio.timeout(5):
+            await running.history.closed.wait()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await running.stub.GetHeads(history_service_pb2.GetHeadsRequest())
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_closing_a_channel_ends_its_calls(running: Running) -> None:
