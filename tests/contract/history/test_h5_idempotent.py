@@ -77,6 +77,24 @@ async def test_repetitions_inside_of_a_request(history: Client) -> None:
     ]
 
 
+async def test_of_two_contents_that_race_under_one_id_one_is_stored(history: Client, other: Client) -> None:
+    session = events.key()
+    for place in range(1, 16):
+        event = events.user_message(f"{place}")
+        contents = [event, altered(event)]
+        answers = await asyncio.gather(
+            *(client.append(session, content) for content in contents for client in (history, other))
+        )
+        results = [result for (result,) in answers]
+        stored = (await history.read(session))[-1].event
+        assert stored in contents
+        winner = contents.index(stored)
+        of_winner, of_loser = results[winner * 2 : winner * 2 + 2], results[2 - winner * 2 : 4 - winner * 2]
+        assert sorted(result.outcome for result in of_winner) == [APPENDED, DUPLICATE]
+        assert [result.sequence for result in of_winner] == [place] * 2
+        assert [result.outcome for result in of_loser] == [CONFLICT] * 2
+
+
 async def test_an_atomic_set_is_all_or_nothing_and_can_be_sent_again(history: Client) -> None:
     session = events.key()
     stored = events.user_message()

@@ -100,6 +100,29 @@ async def test_the_ending_behind_a_refused_record_knows_that_it_is_missing(histo
     assert await history.accepted(session, run.completed(incomplete="an event was refused")) == [3]
 
 
+async def test_a_reader_that_takes_nothing_holds_nobody_up(history: Client, other: Client) -> None:
+    session = events.key()
+    for _ in range(8):
+        await history.accepted(session, *(events.custom(10_000) for _ in range(90)))
+    calls = [
+        client.stub.StreamEvents(history_service_pb2.StreamEventsRequest(session=session))
+        for client in (history, other)
+        for _ in range(5)
+    ]
+    for call in calls:
+        await call.read()
+    for _ in range(30):
+        async with asyncio.timeout(5):
+            await history.accepted(session, events.user_message())
+            await other.accepted(events.key(), events.user_message())
+    last = 0
+    while isinstance(chunk := await calls[0].read(), history_service_pb2.StreamEventsResponse):
+        last = chunk.events[-1].cursor.sequence
+    assert last == 720
+    for call in calls:
+        call.cancel()
+
+
 async def test_a_cancelled_caller_leaves_its_event_whole_or_absent(history: Client) -> None:
     session = events.key()
     sent = [events.user_message() for _ in range(40)]
