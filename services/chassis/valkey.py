@@ -7,6 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+import hiredis
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -18,6 +19,7 @@ from services.chassis.settings import EXIT_USAGE, StartupError, ValkeySettings
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
+    from redis.asyncio.connection import AbstractConnection
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ async def create_client(settings: ValkeySettings, *, blocks: float = 0.0, size: 
         retry_on_error=[],
         client_name="hearth",
     )
+    pool.connection_class = _packing_in_c(pool.connection_class)
     client: Redis = redis.asyncio.Redis.from_pool(pool)
     try:
         await _check(client, settings.valkey_start_timeout)
@@ -55,6 +58,19 @@ async def create_client(settings: ValkeySettings, *, blocks: float = 0.0, size: 
         await client.aclose()
         raise
     return client
+
+
+def _packing_in_c(connection: type[AbstractConnection]) -> type[AbstractConnection]:
+    """`connection` with its commands packed by hiredis: redis-py takes a microsecond for each argument of a command."""
+
+    class Packing(connection):  # type: ignore[misc,valid-type]
+        def pack_command(self, *args: Any) -> list[bytes]:
+            name, *rest = args
+            # As in redis-py, a name of two words stands for two arguments.
+            words = name.split() if isinstance(name, str | bytes) else [name]
+            return [hiredis.pack_command((*words, *rest))]
+
+    return Packing
 
 
 async def ping(client: Redis) -> None:

@@ -259,6 +259,22 @@ async def test_a_cancelled_command_drops_its_connection(valkey_url: str) -> None
         assert await client.llen("list") == 1
 
 
+async def test_arguments_of_every_kind_arrive(valkey_url: str) -> None:
+    async with await valkey.create_client(ValkeySettings(valkey_url=valkey_url)) as client:
+        text, raw = "ä two words\r\n", bytes(range(256))
+        assert await client.rpush("list", text, raw, 7, 2.5, "", b"") == 6
+        assert await client.lrange("list", 0, -1) == [text.encode(), raw, b"7", b"2.5", b"", b""]
+        large = b"x" * 2_000_000
+        async with client.pipeline(transaction=True) as both:
+            both.set("large", large)
+            both.get("large")
+            assert await both.execute() == [True, large]
+        # Commands of two words.
+        assert await client.client_getname() == "hearth"
+        sha = await client.script_load("return {ARGV[1], #ARGV}")
+        assert await client.evalsha(sha, 0, "a b", 1) == [b"a b", 2]
+
+
 async def test_the_pool_is_bounded_and_says_so(valkey_url: str) -> None:
     settings = ValkeySettings(valkey_url=valkey_url, valkey_acquire_timeout=0.2)
     async with await valkey.create_client(settings, size=1, blocks=1.0) as client:
