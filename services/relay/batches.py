@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from hearth.relay.v1 import relay_pb2
@@ -18,6 +19,8 @@ ENTITY_MAX_BYTES = 255
 NUMBER_MAX = 2**53 - 1
 # Of thousands of wrong frames the first ones say enough.
 _PROBLEMS_MAX = 20
+# A writer sends many batches: what is the same for all of them is worked out once.
+_REMEMBERED = 8_192
 
 
 class Entry(NamedTuple):
@@ -49,18 +52,28 @@ class Prepared:
     @property
     def head(self) -> bytes:
         """`LiveFrames` of this batch without its frames."""
-        return live_head(self.project, self.session, self.execution_id, self.epoch)
+        return _live_head(self.project, self.session, self.execution_id, self.epoch)
+
+
+_live_head = lru_cache(maxsize=_REMEMBERED)(live_head)
+_writer = lru_cache(maxsize=_REMEMBERED)(FrameWriter)
 
 
 def check(batch: relay_pb2.FrameBatch, path: str) -> list[session_pb2.FieldProblem]:
     """Everything that is wrong with the head of a batch; `path` is where it stands in the request."""
+    found = _of_head(batch.session.project, batch.session.session, batch.execution_id, batch.epoch)
+    return [session_pb2.FieldProblem(field=f"{path}.{name}", description=text) for name, text in found]
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _of_head(project: str, session: str, execution_id: str, epoch: int) -> tuple[tuple[str, str], ...]:
     checks = fields.Violations()
-    checks.take(fields.key_part, f"{path}.session.project", batch.session.project)
-    checks.take(fields.key_part, f"{path}.session.session", batch.session.session)
-    checks.take(fields.uuid_text, f"{path}.execution_id", batch.execution_id)
-    if not 1 <= batch.epoch <= NUMBER_MAX:
-        checks.add(f"{path}.epoch", f"must be between 1 and {NUMBER_MAX}")
-    return _problems(checks)
+    checks.take(fields.key_part, "session.project", project)
+    checks.take(fields.key_part, "session.session", session)
+    checks.take(fields.uuid_text, "execution_id", execution_id)
+    if not 1 <= epoch <= NUMBER_MAX:
+        checks.add("epoch", f"must be between 1 and {NUMBER_MAX}")
+    return _found(checks)
 
 
 def check_frames(batch: relay_pb2.FrameBatch, path: str, start: int, stop: int) -> list[session_pb2.FieldProblem]:
@@ -68,9 +81,12 @@ def check_frames(batch: relay_pb2.FrameBatch, path: str, start: int, stop: int) 
     checks = fields.Violations()
     previous = batch.frames[start - 1].frame_index if start else -1
     for position, frame in enumerate(batch.frames[start:stop], start):
-        _check_frame(checks, frame, f"{path}.frames[{position}]", previous)
-        previous = frame.frame_index
-    return _problems(checks)
+        index = frame.frame_index
+        entity = len(frame.entity_id.encode())
+        if not (previous < index <= NUMBER_MAX and 1 <= entity <= ENTITY_MAX_BYTES) or frame.HasField("merged_through"):
+            _check_frame(checks, frame, f"{path}.frames[{position}]", previous)
+        previous = index
+    return [session_pb2.FieldProblem(field=name, description=text) for name, text in _found(checks)]
 
 
 def prepare(batch: relay_pb2.FrameBatch, path: str, start: int, stop: int) -> Prepared:
@@ -79,7 +95,7 @@ def prepare(batch: relay_pb2.FrameBatch, path: str, start: int, stop: int) -> Pr
     A frame over 64 KiB ends it: what comes before is taken.
     """
     execution_id = batch.execution_id.lower()
-    writer = FrameWriter(execution_id, batch.epoch)
+    writer = _writer(execution_id, batch.epoch)
     entries: list[Entry] = []
     too_large: session_pb2.FieldProblem | None = None
     for position, frame in enumerate(batch.frames[start:stop], start):
@@ -98,13 +114,12 @@ def prepare(batch: relay_pb2.FrameBatch, path: str, start: int, stop: int) -> Pr
     return Prepared(project, session, execution_id, batch.epoch, batch.ended and last, entries, too_large)
 
 
-def _problems(checks: fields.Violations) -> list[session_pb2.FieldProblem]:
+def _found(checks: fields.Violations) -> tuple[tuple[str, str], ...]:
     try:
         checks.raise_if_any()
     except InvalidArgument as refusal:
-        found = refusal.field_violations[:_PROBLEMS_MAX]
-        return [session_pb2.FieldProblem(field=name, description=text) for name, text in found]
-    return []
+        return tuple(refusal.field_violations[:_PROBLEMS_MAX])
+    return ()
 
 
 def _check_frame(checks: fields.Violations, frame: frame_pb2.Frame, path: str, previous: int) -> None:

@@ -67,7 +67,10 @@ class Ingress:
 
     async def publish(self, request: relay_service_pb2.PublishRequest) -> relay_service_pb2.PublishResponse:
         """Take the batches of one request, in order; one result for each. Raises nothing that concerns one batch."""
-        results = [await self._check(batch, position) for position, batch in enumerate(request.batches)]
+        results = [
+            await self._check(batch, position) if len(batch.frames) > _PART_FRAMES else _checked(batch, position)
+            for position, batch in enumerate(request.batches)
+        ]
         for parts in _rounds(request.batches, results):
             # Of a long batch the next part goes only if the one before it was taken.
             fine = [part for part in parts if _goes_on(results[part.position])]
@@ -80,20 +83,12 @@ class Ingress:
         return relay_service_pb2.PublishResponse(number=request.number, results=[found for found in results if found])
 
     async def _check(self, batch: relay_pb2.FrameBatch, position: int) -> relay_pb2.PublishResult | None:
-        """The result of a batch that is wrong, None for one that may be taken."""
-        problems = check(batch, _path(position))
+        """As `_checked`, letting others run in between."""
         for start in range(0, len(batch.frames), _PART_FRAMES):
-            problems += check_frames(batch, _path(position), start, start + _PART_FRAMES)
-            if start:
-                await asyncio.sleep(0)
-            if problems:
-                break
-        if not problems:
-            return None
-        execution = session_pb2.ExecutionRef(execution_id=batch.execution_id, epoch=batch.epoch)
-        return relay_pb2.PublishResult(
-            outcome=relay_pb2.PUBLISH_OUTCOME_INVALID, execution=execution, problems=problems
-        )
+            if wrong := _checked(batch, position, start):
+                return wrong
+            await asyncio.sleep(0)
+        return None
 
     async def _take(self, batches: Sequence[Prepared]) -> list[_Verdict | None]:
         """What became of each batch; None when it could not be asked for."""
@@ -143,6 +138,16 @@ class Ingress:
             await self.start()
             answers = await self._client.evalsha(self._sha, len(keys), *keys, *arguments)
         return answers
+
+
+def _checked(batch: relay_pb2.FrameBatch, position: int, start: int = 0) -> relay_pb2.PublishResult | None:
+    """The result of a batch that is wrong in its head or its next frames from `start` on, else None."""
+    path = _path(position)
+    problems = check(batch, path) + check_frames(batch, path, start, start + _PART_FRAMES)
+    if not problems:
+        return None
+    execution = session_pb2.ExecutionRef(execution_id=batch.execution_id, epoch=batch.epoch)
+    return relay_pb2.PublishResult(outcome=relay_pb2.PUBLISH_OUTCOME_INVALID, execution=execution, problems=problems)
 
 
 class _Part(NamedTuple):
