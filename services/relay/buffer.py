@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hearth.relay.v1 import bus_pb2
@@ -14,17 +15,23 @@ if TYPE_CHECKING:
 
 Key = tuple[str, str]
 
+# A session is named again with each of its frames.
+_REMEMBERED = 8_192
 
+
+@lru_cache(maxsize=_REMEMBERED)
 def channel(key: Key) -> bytes:
     """Where history tells of events and the relay of frames. Two sessions may share one by their names."""
     return f"hearth:live:{key[0]}/{key[1]}".encode()
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def state_key(key: Key) -> bytes:
     """Who writes the frames of a session, and how far."""
     return _name(key, "writer")
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def frames_key(key: Key) -> bytes:
     """The frames kept of a session."""
     return _name(key, "frames")
@@ -51,6 +58,13 @@ class Buffer:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
+
+    async def written(self, keys: Sequence[Key]) -> dict[Key, bool]:
+        """Whether each session has a writer. Raises `RedisError`."""
+        async with self._client.pipeline(transaction=False) as all_of_them:
+            for key in keys:
+                all_of_them.exists(state_key(key))
+            return dict(zip(keys, map(bool, await all_of_them.execute()), strict=True))
 
     async def read(self, key: Key) -> Kept | None:
         """The frames kept of a session, in one view; None when it has no writer. Raises `RedisError`."""

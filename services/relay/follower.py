@@ -27,6 +27,7 @@ from services.relay.bus import Bus
 from services.relay.log import Log
 from services.relay.order import EventIn, FrameIn, Lost, Order, Role, weave
 from services.relay.settings import RelaySettings
+from services.relay.shared import Gathered
 from services.relay.tail import Waiting
 from services.relay.ticker import Ticker
 from services.relay.view import View
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 # Bus messages kept while a session is being opened.
 _EARLY_MESSAGES = 4096
 _ACTIVE_SECONDS = 60.0
-_KEPT_SECONDS = 2.0
+KEPT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Parts:
     """What all sessions of a process share. `suspect` is called when history did not answer."""
 
     log: Log
+    heads: Gathered[Key, history_pb2.Head]
+    written: Gathered[Key, bool]
     bus: Bus
     buffer: Buffer
     ticker: Ticker
@@ -78,7 +81,7 @@ class Follower:
         self.oldest = 0
         settings = parts.settings
         self._waiting = Waiting(max_bytes=settings.relay_buffer_bytes, max_frames=settings.relay_buffer_frames)
-        self._early: deque[bytes] = deque(maxlen=_EARLY_MESSAGES)
+        self._early: deque[bytes] | None = None
         self._wanted = 0
         self._touched = float("-inf")
         self._open = False
@@ -90,10 +93,13 @@ class Follower:
         """Whether an execution runs, or something happened in the last minute."""
         return not self.order.ended or self._parts.clock.monotonic() - self._touched < _ACTIVE_SECONDS
 
-    async def open(self) -> None:
-        """Return when the session is followed; raises `Unavailable` when history does not answer."""
+    async def open(self) -> bool:
+        """Return when the session is followed; raises `Unavailable` when history does not answer.
+
+        True: history was asked for its head just now. False: it was followed already.
+        """
         if self._open:
-            return
+            return False
         if self._opening is None:
             self._opening = self._parts.tasks.start("relay open", self._begin(), critical=False)
         opening = self._opening
@@ -101,6 +107,7 @@ class Follower:
         failed = _closed() if opening.cancelled() else opening.result()
         if failed is not None:
             raise failed
+        return True
 
     def close(self) -> None:
         """Follow nothing any more."""
@@ -116,7 +123,7 @@ class Follower:
             return None
         try:
             # A bus that hangs must not keep a reader from its events.
-            async with asyncio.timeout(_KEPT_SECONDS):
+            async with asyncio.timeout(KEPT_SECONDS):
                 return await self._parts.buffer.read(self._key)
         except (RedisError, TimeoutError) as error:
             logger.warning("kept frames cannot be read", extra={"cause": type(error).__name__})
@@ -128,13 +135,12 @@ class Follower:
             self._frames_came(kept.execution, kept.epoch, kept.frames)
 
     async def _begin(self) -> HearthError | None:
-        self._early.clear()
+        self._take_early()
         try:
             # First the channel, then the head: an event between them is in one of both.
             await self._parts.bus.listen(self._channel, self._hear)
-            head = (await self._parts.log.heads([self._key]))[0]
-            self._base(head)
-            kept = await self.read_kept()
+            self._base(await self._parts.heads.of(self._key))
+            kept = await self.read_kept() if await self._parts.written.of(self._key) else None
         except HearthError as error:
             self._parts.bus.ignore(self._channel, self._hear)
             return error
@@ -144,10 +150,13 @@ class Follower:
         if kept is not None and kept.execution != self.order.execution:
             # An execution whose start is on its way. The frames of one that runs are handed out with its snapshot.
             self._frames_came(kept.execution, kept.epoch, kept.frames)
-        early, self._early = self._early, deque(maxlen=_EARLY_MESSAGES)
-        for message in early:
+        for message in self._take_early():
             self._hear(message)
         return None
+
+    def _take_early(self) -> Sequence[bytes]:
+        early, self._early = self._early, None
+        return early or ()
 
     def _base(self, head: history_pb2.Head) -> None:
         self.place = Place.of(head.head)
@@ -163,6 +172,8 @@ class Follower:
 
     def _hear(self, data: bytes) -> None:
         if not self._open:
+            if self._early is None:
+                self._early = deque(maxlen=_EARLY_MESSAGES)
             self._early.append(data)
             return
         kind = data[:1]

@@ -83,9 +83,12 @@ class Hub:
         self._follower = Follower(key, parts, came=self._came, broken=self._broken)
         self._latecomers = Latecomers(key, parts, self._follower)
 
-    async def opened(self) -> None:
-        """Return when the session is followed; raises `Unavailable` when history does not answer."""
-        await self._follower.open()
+    async def opened(self) -> bool:
+        """Return when the session is followed; raises `Unavailable` when history does not answer.
+
+        True: history was asked for its head just now. False: it was followed already.
+        """
+        return await self._follower.open()
 
     def close(self) -> None:
         """Follow nothing any more and stop all work."""

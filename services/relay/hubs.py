@@ -8,15 +8,19 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
+from redis.exceptions import RedisError
+
+from hearth.history.v1 import history_pb2
 from services.chassis.clock import Clock
 from services.chassis.errors import HearthError
 from services.chassis.tasks import Tasks
 from services.relay.buffer import Buffer, Key
 from services.relay.bus import Bus
-from services.relay.follower import Parts
+from services.relay.follower import KEPT_SECONDS, Parts
 from services.relay.hub import Hub, Member
 from services.relay.log import HEADS_MAX, Log
 from services.relay.settings import RelaySettings
+from services.relay.shared import Gathered
 from services.relay.surroundings import Surroundings
 from services.relay.ticker import Ticker
 
@@ -68,7 +72,10 @@ class Hubs:
         self._ticker = Ticker(
             tick=settings.relay_tick, quick=settings.relay_quick_tick, few=settings.relay_quick_readers
         )
-        self._parts = Parts(log, bus, buffer, self._ticker, tasks, clock, settings, self.suspect)
+        self._buffer = buffer
+        heads = Gathered("relay heads of new sessions", self._heads_of, tasks)
+        written = Gathered("relay writers of new sessions", self._written, tasks)
+        self._parts = Parts(log, heads, written, bus, buffer, self._ticker, tasks, clock, settings, self.suspect)
         self._hubs: dict[Key, Hub] = {}
         self._readers: dict[Reading, Hub] = {}
         self._hurry = asyncio.Event()
@@ -146,6 +153,19 @@ class Hubs:
     def _wake_all(self) -> None:
         for reader in self._readers:
             reader.wake()
+
+    async def _heads_of(self, keys: Sequence[Key]) -> dict[Key, history_pb2.Head]:
+        return dict(zip(keys, await self._log.heads(keys), strict=True))
+
+    async def _written(self, keys: Sequence[Key]) -> dict[Key, bool]:
+        """Which sessions may have kept frames; none while the bus does not say."""
+        if self._bus.connected:
+            try:
+                async with asyncio.timeout(KEPT_SECONDS):
+                    return await self._buffer.written(keys)
+            except (RedisError, TimeoutError) as error:
+                logger.warning("kept frames cannot be read", extra={"cause": type(error).__name__})
+        return dict.fromkeys(keys, False)
 
     # --- watching ---
 

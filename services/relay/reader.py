@@ -141,14 +141,17 @@ class Reader:
 
     async def _join(self) -> None:
         """Everything up to the place where this reader begins to follow, then `ready`."""
-        await self._hub.opened()
+        fresh = await self._hub.opened()
         pin = self._pin()
         late = Late(await self._hub.snapshot(pin) if self._wish.frames else None)
         self._order = late.order or pin.order
+        self._oldest = self._hub.oldest
         if self._wish.after is None:
-            self._place, self._oldest = pin.place, self._hub.oldest
+            self._place = pin.place
         else:
-            await self._replay(pin, late, check=True)
+            # A cursor on the very event that history has just named as the newest is good, and nothing follows it.
+            good = fresh and bool(self._place.log_id) and self._place == pin.place
+            await self._replay(pin, late, check=not good)
         await self._weave_and_write(late.rest())
         self._order = self._order._replace(strict=True)
         if self._place.sequence == pin.place.sequence:

@@ -1,15 +1,17 @@
-"""One piece of work for everybody who asks while it has not begun."""
+"""One piece of work for everybody who asks while it has not begun, and one question for all who want to know."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from services.chassis.errors import HearthError, Unavailable
 from services.chassis.tasks import Tasks
 
 _T = TypeVar("_T")
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 class Shared(Generic[_T]):
@@ -54,6 +56,27 @@ class Shared(Generic[_T]):
                 if left is not None and not left.done():
                     _fail(left, Unavailable("given up; connect again", reason="STREAM_CLOSED"))
             self._next = None
+
+
+class Gathered(Generic[_K, _V]):
+    """Answers for single keys, asked for together: one `ask` for all keys that were wanted until it began.
+
+    `ask` has an answer for every key that it is given.
+    """
+
+    def __init__(self, name: str, ask: Callable[[Sequence[_K]], Awaitable[Mapping[_K, _V]]], tasks: Tasks) -> None:
+        self._ask = ask
+        self._wanted: dict[_K, None] = {}
+        self._shared = Shared(name, self._run, tasks)
+
+    async def of(self, key: _K) -> _V:
+        """The answer for `key`, asked for after this call. Raises the `HearthError` that `ask` failed with."""
+        self._wanted[key] = None
+        return (await self._shared.next())[key]
+
+    async def _run(self) -> Mapping[_K, _V]:
+        wanted, self._wanted = list(self._wanted), {}
+        return await self._ask(wanted)
 
 
 def _fail(asked: asyncio.Future[_T], error: HearthError) -> None:

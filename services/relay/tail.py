@@ -90,7 +90,8 @@ class Waiting:
     def __init__(self, *, max_bytes: int, max_frames: int) -> None:
         self._max_bytes = max_bytes
         self._max_frames = max_frames
-        self._frames: deque[FrameIn] = deque()
+        # Most sessions never need it, and an empty deque is as large as everything else here.
+        self._frames: deque[FrameIn] | None = None
         self._bytes = 0
 
     def add(self, frame: FrameIn) -> None:
@@ -101,6 +102,8 @@ class Waiting:
                 return
             if frame.epoch > newest.epoch:
                 self.clear()
+        if self._frames is None:
+            self._frames = deque()
         self._frames.append(frame)
         self._bytes += len(frame.reply)
         while self._bytes > self._max_bytes or len(self._frames) > self._max_frames:
@@ -121,5 +124,5 @@ class Waiting:
 
     def clear(self) -> None:
         """Keep nothing."""
-        self._frames.clear()
+        self._frames = None
         self._bytes = 0

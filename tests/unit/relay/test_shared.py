@@ -1,14 +1,15 @@
-"""Work for many callers: each gets a run that began after it asked, and runs never overlap."""
+"""Work for many callers: each gets a run that began after it asked, and runs never overlap; so do questions."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from services.chassis.errors import Unavailable
 from services.chassis.tasks import Tasks
-from services.relay.shared import Shared
+from services.relay.shared import Gathered, Shared
 
 
 class Work:
@@ -82,3 +83,45 @@ async def test_who_waits_at_the_end_is_refused() -> None:
     together.close()
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [getattr(result, "reason", None) for result in results] == ["STREAM_CLOSED"] * 2
+
+
+class Asking:
+    """Answers with the length of each key; each question waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+        self.gate = asyncio.Event()
+        self.error: Unavailable | None = None
+
+    async def __call__(self, keys: Sequence[str]) -> dict[str, int]:
+        self.asked.append(list(keys))
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return {key: len(key) for key in keys}
+
+
+async def test_what_many_want_to_know_is_asked_once() -> None:
+    ask = Asking()
+    gathered = Gathered("test", ask, Tasks(pytest.fail))
+    first = asyncio.create_task(gathered.of("a"))
+    await asyncio.sleep(0.01)
+    rest = [asyncio.create_task(gathered.of(key)) for key in ("bb", "a", "ccc", "bb")]
+    await asyncio.sleep(0.01)
+    assert ask.asked == [["a"]]
+    ask.gate.set()
+    assert await first == 1
+    assert await asyncio.gather(*rest) == [2, 1, 3, 2]
+    # Who asked again while "a" was being asked for gets an answer that was made after that.
+    assert ask.asked == [["a"], ["bb", "a", "ccc"]]
+
+
+async def test_a_question_that_fails_fails_for_all_who_asked_and_not_for_the_next() -> None:
+    ask = Asking()
+    ask.gate.set()
+    ask.error = Unavailable("away", reason="DEPENDENCY_UNAVAILABLE")
+    gathered = Gathered("test", ask, Tasks(pytest.fail))
+    failed = list(await asyncio.gather(gathered.of("a"), gathered.of("b"), return_exceptions=True))
+    assert failed == [ask.error, ask.error]
+    ask.error = None
+    assert await gathered.of("a") == 1
