@@ -13,6 +13,7 @@ import grpc.aio
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 # Servers end a connection that pings more often than every 10 s.
 KEEPALIVE_MILLISECONDS = 30_000
+KEEPALIVE_ANSWER_MILLISECONDS = 10_000
 
 # Every RPC is safe to repeat (request ids, event ids, claims), so gRPC may repeat one whose answer never came. Any
 # other code says that the request arrived.
@@ -37,7 +38,9 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.service_config", _SERVICE_CONFIG),
     ("grpc.enable_retries", 1),
     ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_ANSWER_MILLISECONDS),
+    # What decides how long a ping may go unanswered is this; its default of a minute outlasts the option above.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_ANSWER_MILLISECONDS),
     # A channel without calls is checked too, else its next call waits for TCP to find out that the other side is gone.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),

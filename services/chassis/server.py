@@ -230,6 +230,8 @@ def _options(settings: ChassisSettings) -> tuple[tuple[str, Any], ...]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
+        # Without it a ping may go unanswered for a minute, whatever the option above says.
+        ("grpc.http2.ping_timeout_ms", 10_000),
         ("grpc.max_connection_age_ms", round(settings.connection_age * 1000)),
         ("grpc.max_connection_age_grace_ms", round(settings.connection_age_grace * 1000)),
         ("grpc.server.max_pending_requests", _MAX_PENDING_REQUESTS),
