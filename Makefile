@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?= -n 4 --dist loadfile
 PROTOS := $(shell find protos -name '*.proto')
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test coverage-map lint conformance soak clean
 
 setup: $(VENV)/.stubs
 
@@ -27,12 +27,34 @@ demo: setup
 test: setup
 	@$(BIN)/python -m pytest $(PYTEST)
 
+# Runs what docs/failures.md names, then checks that all of it passed and writes the page.
+coverage-map: setup
+	@mkdir -p build
+	@$(BIN)/python scripts/coverage_map.py --names >build/failures.txt
+	@$(BIN)/python -m pytest $(PYTEST) --junit-xml=build/failures.xml @build/failures.txt
+	@$(BIN)/python scripts/coverage_map.py --results build/failures.xml
+
 lint: setup
 	@$(BIN)/buf lint
 	@$(BIN)/python scripts/generate_docs.py --check
+	@$(BIN)/python scripts/coverage_map.py --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+# The suite of history and relay against one and two replicas of ours, or against HEARTH_TEST_TARGET; see tests/contract.
+conformance: setup
+	@$(BIN)/python -m tests.contract -q
+
+# Random plays while services are killed; SEED, PLAYS and STEPS choose them.
+ifndef SEED
+SEED := $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
+endif
+PLAYS ?= 40
+STEPS ?= 150
+soak: setup
+	@echo "soak: SEED=$(SEED) PLAYS=$(PLAYS) STEPS=$(STEPS)"
+	@HEARTH_SOAK_SEED=$(SEED) HEARTH_SOAK_PLAYS=$(PLAYS) HEARTH_SOAK_STEPS=$(STEPS) $(BIN)/python -m pytest tests/property -q
 
 clean:
 	rm -rf $(VENV) .hearth .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -68,7 +68,7 @@ async def test_an_ended_execution_stays_fenced_after_its_events_are_gone(history
     assert (result.outcome, result.reason) == (QUARANTINED, "EXECUTION_ENDED")
 
 
-async def test_a_deleted_log_answers_so_to_everybody(history: Client, other: Client, database: Database) -> None:
+async def test_a_deleted_log_answers_so_to_everybody(history: Client, other: Client) -> None:
     session, run = events.key(), events.Run(6)
     await history.accepted(session, run.started(), run.message())
     await other.append(session, events.Run(1).started())
@@ -92,6 +92,13 @@ async def test_a_deleted_log_answers_so_to_everybody(history: Client, other: Cli
     (head,) = await history.heads(session)
     assert (head.head.sequence, head.head.log_id, head.oldest) == (0, "", 0)
     assert (head.epoch, head.execution_id, head.ended) == (6, run.execution_id, True)
+
+
+async def test_no_row_of_a_deleted_log_is_kept(history: Client, database: Database) -> None:
+    session, run = events.key(), events.Run(6)
+    await history.accepted(session, run.started(), run.message())
+    await history.append(session, events.Run(1).started())
+    await history.delete(session)
     log = await database.fetchval("SELECT id FROM history.logs WHERE session = $1", session.session)
     for table in ("events", "executions", "quarantine"):
         assert await database.fetchval(f"SELECT count(*) FROM history.{table} WHERE log = $1", log) == 0

@@ -1,28 +1,31 @@
-"""One play: a plan of steps, played on real services that break meanwhile, and what every checker says of it."""
+"""Plans of steps, and playing them in a `World`: whole runs of which nobody chose the course, for the checkers.
+
+A plan is plain values. What a step means depends on its numbers alone, whatever the services do, so a plan can be made
+by anybody, printed and played again.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import time
+import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
-
-import redis.asyncio
 
 from hearth.history.v1 import history_pb2
 from hearth.relay.v1 import relay_pb2
 from tests.checkers import check
-from tests.support.processes import ServiceProcess
 from tests.support.recording import Recording
-from tests.support.targets import Replicas
+from tests.support.targets import Target
 from tests.support.world import World
 
 # Steps of a few milliseconds, a restart now and then: a play that takes this long hangs.
 PLAY_SECONDS = 300.0
 MAX_SESSIONS = 3
 MAX_READERS = 8
+# The numbers of a step are below this.
+NUMBERS = 1_000
 
 _PACES = (0.0, 0.001, 0.004, 0.02)
 _WAITS = (0.0, 0.02, 0.1, 0.5)
@@ -37,20 +40,60 @@ class Step(NamedTuple):
     c: int = 0
 
 
-@dataclass
-class House:
-    """The services of all plays, and what all plays together saw."""
+# How often a step comes, beside the others.
+WEIGHTS = {
+    "wait": 8,
+    "open conversation": 2,
+    "begin": 6,
+    "again": 3,
+    "take over": 2,
+    "say": 18,
+    "complete": 8,
+    "chat": 18,
+    "use tools": 6,
+    "end": 5,
+    "state fact": 5,
+    "resend": 4,
+    "alter": 3,
+    "end wrongly": 3,
+    "intrude": 3,
+    "output of the past": 4,
+    "repeat frames": 3,
+    "send malformed": 3,
+    "join": 12,
+    "leave": 3,
+    "come back": 4,
+    "stall": 3,
+    "go on": 4,
+    "read": 6,
+}
 
-    replicas: Replicas
-    valkey_url: str
-    checked: Counter[str] = field(default_factory=Counter)
+
+def kinds(weights: Mapping[str, int]) -> list[str]:
+    """Each kind as often as its weight, to pick from."""
+    return [kind for kind, weight in weights.items() for _ in range(weight)]
+
+
+def random_plan(seed: int, length: int) -> list[Step]:
+    """A plan in which nothing breaks."""
+    dice = random.Random(seed)
+    return [Step(dice.choice(kinds(WEIGHTS)), *(dice.randrange(NUMBERS) for _ in range(3))) for _ in range(length)]
+
+
+@dataclass
+class Tally:
+    """What all plays together did and saw."""
+
+    plays: int = 0
     steps: Counter[str] = field(default_factory=Counter)
     # Outcomes of appends and publishes, kinds of items, reasons of refusals.
     saw: Counter[str] = field(default_factory=Counter)
-    plays: int = 0
+    checked: Counter[str] = field(default_factory=Counter)
 
-    def count(self, recording: Recording) -> None:
-        """Add up what a play saw."""
+    def add(self, recording: Recording, checked: Mapping[str, int]) -> None:
+        """Count a play."""
+        self.plays += 1
+        self.checked.update(checked)
         for append in recording.appends:
             if append.result is None:
                 self.saw["unanswered"] += 1
@@ -68,99 +111,70 @@ class House:
                 if connection.refusal is not None:
                     self.saw[connection.refusal.reason or connection.refusal.code.name] += 1
 
+    def __str__(self) -> str:
+        lines = [
+            f"{title}: {', '.join(f'{count} {name}' for name, count in counts.most_common())}"
+            for title, counts in (("steps", self.steps), ("saw", self.saw), ("looked at", self.checked))
+        ]
+        return "\n".join([f"{self.plays} plays", *lines])
+
 
 class Play:
-    """Plays one plan to its end."""
+    """Plays one plan to its end, on services that nobody breaks."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self._world = World(house.replicas.target)
-        self._restarts: dict[ServiceProcess, asyncio.Task[None]] = {}
+    def __init__(self, target: Target, tally: Tally) -> None:
+        self.world = World(target)
+        self._tally = tally
 
     async def play(self, plan: Sequence[Step]) -> None:
         """Raise AssertionError with the story when a guarantee does not hold, or something never comes to its end."""
         try:
-            async with asyncio.timeout(PLAY_SECONDS), self._world:
+            async with asyncio.timeout(PLAY_SECONDS), self.world:
                 try:
-                    await self._acts(plan)
+                    await self.world.open_conversation()
+                    for step in plan:
+                        await self.act(step)
+                        self._tally.steps[step.kind] += 1
+                        # Lets what was begun get somewhere, and mostly not to its end.
+                        await asyncio.sleep(_PACES[step.c % len(_PACES)])
                 finally:
-                    await self._all_back()
+                    await self.stop_breaking()
+                recording = await self.world.settle()
+                self._tally.add(recording, check(recording))
         except (AssertionError, TimeoutError) as error:
-            story = "\n".join(self._world.story)
+            story = "\n".join(self.world.story)
             raise AssertionError(f"{type(error).__name__}: {error}\n\nwhat was done:\n{story}") from error
 
-    async def _acts(self, plan: Sequence[Step]) -> None:
-        await self._world.open_conversation()
-        for step in plan:
-            await STEPS[step.kind](self, step)
-            self._house.steps[step.kind] += 1
-            # Lets what was begun get somewhere, and mostly not to its end.
-            await asyncio.sleep(_PACES[step.c % len(_PACES)])
-        await self._all_back()
-        recording = await self._world.settle()
-        self._house.checked.update(check(recording))
-        self._house.count(recording)
-        self._house.plays += 1
+    async def act(self, step: Step) -> None:
+        """Take one step."""
+        await _STEPS[step.kind](self, step)
+
+    async def stop_breaking(self) -> None:
+        """Everything is to be there again."""
 
     async def open_conversation(self) -> None:
         """Another session, up to a few."""
-        if len(self._world.conversations) < MAX_SESSIONS:
-            await self._world.open_conversation()
+        if len(self.world.conversations) < MAX_SESSIONS:
+            await self.world.open_conversation()
 
     async def chat(self, turn: int, pieces: int, times: int) -> None:
         """Many short messages in a row."""
         for _ in range(times):
-            await self._world.say(turn, pieces)
-            await self._world.complete(turn)
+            await self.world.say(turn, pieces)
+            await self.world.complete(turn)
             await asyncio.sleep(0)
 
     async def join(self, step: Step) -> None:
         """Another reader, up to a few; one of five wants no frames."""
-        if len(self._world.followers) < MAX_READERS:
-            await self._world.join(step.a, step.b, start=step.c % 20, events_only=step.c % 5 == 4)
+        if len(self.world.followers) < MAX_READERS:
+            await self.world.join(step.a, step.b, start=step.c % 20, events_only=step.c % 5 == 4)
 
     async def wait(self, which: int) -> None:
         """Let some time pass."""
         await asyncio.sleep(_WAITS[which % len(_WAITS)])
 
-    async def restart(self, which: int, *, kill: bool) -> None:
-        """End one of the services and bring it back, while the play goes on."""
-        processes = self._house.replicas.all
-        process = processes[which % len(processes)]
-        pending = self._restarts.pop(process, None)
-        if pending is not None:
-            await pending
-        self._world.tell(f"{'kill' if kill else 'end'} {process.module} at {process.address}")
-        begun = time.monotonic()
-        if kill:
-            await asyncio.to_thread(process.kill9)
-        self._restarts[process] = asyncio.create_task(self._come_back(process, begun, killed=kill))
 
-    async def _come_back(self, process: ServiceProcess, begun: float, *, killed: bool) -> None:
-        if not killed:
-            code = await process.terminate()
-            assert code == 0, f"{process.module} ended with {code}:\n{process.log_tail()}"
-        await process.start()
-        self._world.tell(f"{process.module} at {process.address} is back")
-        self._world.recording.outages.append((begun, time.monotonic()))
-
-    async def empty_the_bus(self) -> None:
-        """FLUSHALL."""
-        self._world.tell("FLUSHALL")
-        async with redis.asyncio.Redis.from_url(self._house.valkey_url) as client:
-            await client.flushall()
-
-    async def _all_back(self) -> None:
-        restarts, self._restarts = list(self._restarts.values()), {}
-        await asyncio.gather(*restarts)
-
-    @property
-    def world(self) -> World:
-        """Where it is played."""
-        return self._world
-
-
-STEPS: dict[str, Callable[[Play, Step], Coroutine[object, object, None]]] = {
+_STEPS: dict[str, Callable[[Play, Step], Coroutine[object, object, None]]] = {
     "wait": lambda play, step: play.wait(step.a),
     "open conversation": lambda play, step: play.open_conversation(),
     "begin": lambda play, step: play.world.begin(step.a, step.b),
@@ -185,7 +199,4 @@ STEPS: dict[str, Callable[[Play, Step], Coroutine[object, object, None]]] = {
     "stall": lambda play, step: play.world.stall(step.a),
     "go on": lambda play, step: play.world.go_on(step.a),
     "read": lambda play, step: play.world.read(step.a, step.b, step.c, step.c % 8),
-    "kill": lambda play, step: play.restart(step.a, kill=True),
-    "end process": lambda play, step: play.restart(step.a, kill=False),
-    "empty the bus": lambda play, step: play.empty_the_bus(),
 }
