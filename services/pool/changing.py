@@ -164,12 +164,12 @@ class Changing:
 
     async def settle(
         self, execution_id: str, outcome: Outcome, code: str, sequence: int, commands: CommandOutcome
-    ) -> Execution | None:
-        """Close an execution and its open commands; None when it was closed before."""
+    ) -> tuple[Execution, bool] | None:
+        """Close an execution and its open commands; it, and whether inputs wait. None when it was closed before."""
         row = await self._connection.fetchrow(
             self._queries.settle, execution_id, outcome, code, sequence, str(commands)
         )
-        return records.execution(row) if row is not None else None
+        return (records.execution(row), row["waiting"]) if row is not None else None
 
     async def end_by_pool(
         self, execution_id: str, state: ExecutionState, ending_event_id: str, *, epoch: int

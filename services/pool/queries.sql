@@ -171,7 +171,10 @@ WITH ended AS (
         settled_at = now()
     WHERE execution_id = $1 AND state IN ('PENDING', 'CLAIMED') AND EXISTS (SELECT 1 FROM ended)
 )
-SELECT * FROM ended
+SELECT *, EXISTS (
+    SELECT 1 FROM pool.input i WHERE i.project = ended.project AND i.session = ended.session AND i.state = 'PENDING'
+) AS waiting
+FROM ended
 
 -- name: end_by_pool
 UPDATE pool.execution

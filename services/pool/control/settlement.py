@@ -27,7 +27,7 @@ class Settled:
 
 
 class Settlement:
-    """Closes executions. `changed` hears of each commit."""
+    """Closes executions. `changed` hears of what was started by it."""
 
     def __init__(self, store: Store, starts: Starts, log: Log, *, changed: Changed) -> None:
         self._store = store
@@ -48,16 +48,17 @@ class Settlement:
             if changing is None:
                 return None
             plan = settlement(winner.outcome, queue_paused=changing.session.queue_paused)
-            ended = await changing.settle(
+            closed = await changing.settle(
                 execution_id,
                 winner.outcome,
                 code if winner.outcome is Outcome.FAILED else "",
                 winner.sequence,
                 plan.cancel,
             )
-            if ended is None:
+            if closed is None:
                 before = await changing.execution(execution_id)
                 return Settled(before.outcome or winner.outcome, first=False) if before is not None else None
+            ended, waiting = closed
             prompted = None
             if ended.started_at is not None and ended.agent and ended.harness_session_id:
                 prompted = Finished(ended.agent, ended.harness_session_id, execution_id)
@@ -67,9 +68,9 @@ class Settlement:
             promoted = None
             if plan.queue is Queue.PAUSE:
                 changing.change(queue_paused=True)
-            elif plan.queue is Queue.PROMOTE:
-                for head in await changing.queue():
-                    promoted = await self._starts.promote(changing, head)
+            elif plan.queue is Queue.PROMOTE and waiting:
+                (head,) = await changing.queue()
+                promoted = await self._starts.promote(changing, head)
         logger.info(
             "execution settled",
             extra={
@@ -81,7 +82,8 @@ class Settlement:
                 "promoted": promoted.execution_id if promoted is not None else None,
             },
         )
-        self._changed(key)
+        if promoted is not None:
+            self._changed(key)
         return Settled(winner.outcome, first=True, promoted=promoted)
 
     async def settle_ended(self, key: Key, execution_id: str) -> bool:

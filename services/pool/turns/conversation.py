@@ -89,7 +89,7 @@ class Conversation:
     async def run(self, ready: Ready) -> Answer:
         """Ask, and follow the agent to the end of its turn. Raises `Fenced` when somebody else has the session now."""
         harness = ready.live.harness
-        self._began = self.prompted_at = self._stages.begin("first_output")
+        self._began = self.prompted_at = self._room.clock.monotonic()
         try:
             run = await harness.prompt(
                 self._prompt(ready.transcript),
@@ -227,7 +227,6 @@ class Conversation:
         if self._first_output_at is None:
             self._first_output_at = self._room.clock.monotonic()
             self._timed("first_output", self._began)
-            self._stages.begin("model")
 
     async def _permit(self, harness: HarnessSession, asked: PermissionAsked) -> None:
         """Answer by the policy. After a Stop nothing new may start, whatever the policy says."""

@@ -112,11 +112,14 @@ class Driver:
     async def _drive(self, key: Key, lane: _Lane) -> None:
         seen = -1
         try:
+            # Whatever there is to do was committed before a wake, so without a new one there is nothing to look for.
             while not self.closed and seen != lane.woken:
                 seen = lane.woken
-                while not self.closed and (picked := await self._pick_up(key, lane)) is not None:
+                picked = await self._pick_up(key, lane)
+                if picked is not None:
                     await self._turn(key, lane, picked)
-                await self._room.parking.park_unused(key)
+                if seen == lane.woken:
+                    await self._room.parking.park_unused(key)
         except Exception:
             logger.exception("driving failed", extra={"session": str(key)})
         finally:

@@ -103,7 +103,7 @@ class Preparation:
         if live is not None:
             same = acquired.how == "attached" and live.sandbox_id == acquired.sandbox_id
             if same and live.token == acquired.endpoint.token:
-                with self._stages.stage("open") as stage:
+                with self._stages.stage("open", long=False) as stage:
                     stage.how = "continue"
                 return Ready(entry, live, "warm", "")
             # Another daemon, or another sandbox: what we knew is gone, and nothing of it may be touched.

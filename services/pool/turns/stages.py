@@ -30,20 +30,16 @@ class Stages:
         self.timings: list[content_pb2.StageTiming] = []
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Stage]:
-        """Time the block as a stage; one that raises is traced and not counted."""
+    def stage(self, name: str, *, long: bool = True) -> Iterator[Stage]:
+        """Time the block as a stage; one that raises is traced and not counted. A `long` one shows its begin."""
         stage = Stage(name, self._clock.monotonic())
-        self._show(content_pb2.StageTiming(stage=name))
+        if long:
+            self._show(content_pb2.StageTiming(stage=name))
         with telemetry.span(f"turn.{name}") as span:
             yield stage
             if stage.how:
                 span.set_attribute("hearth.how", stage.how)
         self.record(name, stage.started, how=stage.how)
-
-    def begin(self, name: str) -> float:
-        """Show that a stage begins whose end `record` is told; now."""
-        self._show(content_pb2.StageTiming(stage=name))
-        return self._clock.monotonic()
 
     def record(self, name: str, started: float, *, how: str = "") -> float:
         """Count a stage that began at `started` and ends now; its duration in seconds."""
