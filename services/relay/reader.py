@@ -146,9 +146,10 @@ class Reader:
         late = Late(await self._hub.snapshot(pin) if self._wish.frames else None)
         self._order = late.order or pin.order
         self._oldest = self._hub.oldest
-        if self._wish.after is None:
+        if self._wish.after is None and pin.place.log_id:
             self._place = pin.place
         else:
+            # Where no log is known there is none, or it was deleted: only a read tells.
             # A cursor on the very event that history has just named as the newest is good, and nothing follows it.
             good = fresh and bool(self._place.log_id) and self._place == pin.place
             await self._replay(pin, late, check=not good)

@@ -173,6 +173,13 @@ class StrictReader:
                 self._changed.clear()
                 await self._changed.wait()
 
+    async def until_ended_or_sequence(self, sequence: int, timeout: float = 30.0) -> None:
+        """Return when the connection is over or the event at `sequence` came."""
+        async with asyncio.timeout(timeout):
+            while not self.ended and (not self.sequences or self.sequences[-1] < sequence):
+                self._changed.clear()
+                await self._changed.wait()
+
     async def over(self) -> None:
         """Return when the connection is over, whenever that is."""
         assert self._task is not None
