@@ -174,11 +174,11 @@ class World:
         )
 
     async def end_wrongly(self, turn: int, replica: int, extra: int) -> None:
-        """An ending that counts more than was written."""
+        """An ending by somebody else at the epoch of the writer: it counts too much, or with 0 it is accepted."""
         found = self._turn(turn, recent=True)
         if found is not None:
             run = events.Run(found.execution.epoch, found.execution.execution_id)
-            ending = run.completed(counted=found.counted + extra)
+            ending = run.completed(counted=found.counted + extra, incomplete="" if extra else "not its writer")
             self._start(f"{found} ends wrongly", self._history(replica).append(found.key, ending))
 
     async def intrude(self, session: int, replica: int, below: int) -> None:
