@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hearth.relay.v1 import relay_pb2
 from hearth.types.v1 import event_pb2, frame_pb2
 from tests.checkers.verdict import Verdict
-from tests.support.recording import ENDINGS, Key, Reader, Recording, gap_range, runner, text_of
+from tests.support.recording import ENDINGS, Connection, Key, Log, Reader, Recording, gap_range, runner, text_of
 
 _OF_FRAMES = frozenset({"frame", "gap", "reset"})
 # Frames by (execution, epoch) and index, each as often as another content was sent under it.
@@ -19,6 +19,7 @@ def check(recording: Recording) -> Verdict:
     """Frames of each connection ascend without a hole that was not told, in their place between the events.
 
     Where it is known what was published, only that is delivered, unchanged or joined, and only that is told as lost.
+    Where the log is known, what stands before the place at which a reader began counts as well.
     """
     verdict = Verdict()
     sent = _sent(recording)
@@ -26,6 +27,8 @@ def check(recording: Recording) -> Verdict:
         _reader(reader, verdict)
         if reader.session in sent:
             _true(reader, sent[reader.session], verdict)
+        if reader.session in recording.logs:
+            _in_place(reader, recording.logs[reader.session], verdict)
     return verdict
 
 
@@ -174,6 +177,82 @@ class _Frames:
 
 def _through(frame: frame_pb2.Frame) -> int:
     return frame.merged_through if frame.HasField("merged_through") else frame.frame_index
+
+
+# --- against the log ---
+
+
+@dataclass
+class _Before:
+    """What the events up to a place say about frames."""
+
+    log: Log
+    at: int = 0
+    newest: tuple[int, str] = (0, "")
+    ended: set[str] = field(default_factory=set)
+    completed: set[tuple[str, str]] = field(default_factory=set)
+    # Highest frames_through by (execution, epoch).
+    covered: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def move(self, sequence: int) -> None:
+        """Take the events up to `sequence` into account."""
+        while self.at < sequence:
+            self.at += 1
+            item = self.log.at(self.at)
+            if item is not None and runner(item.event):
+                self._fold(item.event)
+
+    def _fold(self, event: event_pb2.Event) -> None:
+        self.newest = max(self.newest, (event.epoch, event.execution_id))
+        if event.type in ENDINGS:
+            self.ended.add(event.execution_id)
+        if event.type in ("message.completed", "tool.completed"):
+            self.completed.add((event.execution_id, event.entity_id))
+        if event.HasField("frames_through"):
+            name = (event.execution_id, event.epoch)
+            self.covered[name] = max(self.covered.get(name, -1), event.frames_through)
+
+    def wrong(self, item: relay_pb2.FrameItem, *, live: bool) -> str:
+        """What is wrong with a frame here; empty when nothing is.
+
+        A reader that came late gets frames that an event covers already, of what is not complete yet; but not live.
+        """
+        index = item.frame.frame_index
+        if item.execution_id in self.ended:
+            return f"frame {index} of an execution that ended at or before {self.at}"
+        if (item.execution_id, item.frame.entity_id) in self.completed:
+            return f"frame {index} of {item.frame.entity_id}, which was complete at or before {self.at}"
+        if item.epoch < self.newest[0]:
+            return f"frame {index} of epoch {item.epoch}, at {self.at} it was {self.newest[0]}"
+        if live and index <= self.covered.get((item.execution_id, item.epoch), -1):
+            return f"frame {index}, which an event at or before {self.at} covers"
+        return ""
+
+
+def _in_place(reader: Reader, log: Log, verdict: Verdict) -> None:
+    """No frame comes after what supersedes it, also when that is an event that the reader had on another connection."""
+    for number, connection in enumerate(reader.connections):
+        before = _Before(log)
+        live = False
+        start = _start(connection)
+        if start is None:
+            continue
+        before.move(start)
+        for item in connection.items:
+            if item.HasField("event"):
+                before.move(item.event.cursor.sequence)
+            elif item.HasField("ready"):
+                live = True
+            elif item.HasField("frame"):
+                trouble = before.wrong(item.frame, live=live)
+                verdict.expect(not trouble, f"{reader.session} connection {number}: {trouble}")
+
+
+def _start(connection: Connection) -> int | None:
+    """Where a connection began; None for one at the tail that never got so far."""
+    if connection.after is not None:
+        return connection.after.sequence
+    return next((item.ready.through for item in connection.items if item.HasField("ready")), None)
 
 
 # --- against what was published ---

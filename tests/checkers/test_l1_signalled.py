@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hearth.types.v1 import frame_pb2, session_pb2
+from hearth.relay.v1 import relay_pb2
+from hearth.types.v1 import event_pb2, frame_pb2, session_pb2
 from tests.checkers.l1_signalled import check
 from tests.checkers.pieces import (
     KEY,
@@ -20,6 +21,7 @@ from tests.checkers.pieces import (
     run,
     sent,
     shown,
+    stored,
     text_frame,
 )
 from tests.support.recording import Connection, Publish, Reader, Recording
@@ -111,3 +113,43 @@ def test_what_was_never_sent_is_seen(frames: list[frame_pb2.Frame]) -> None:
 
 def test_a_gap_of_frames_that_never_were_is_seen() -> None:
     assert against_sent(told=(0, 5))
+
+
+MESSAGE = message(3, "x", through=4)
+# Of the execution that runs: a tool that covers frames of a message that is not complete.
+RUNNING = stored(event(1, "execution.started"), event(2, "tool.completed", entity_id="t", frames_through=4))
+
+
+def in_place(log: list[event_pb2.EventItem], *connections: Connection) -> list[str]:
+    recording = run(log=log)
+    recording.readers = [Reader(KEY, list(connections))]
+    return check(recording).wrong
+
+
+def resumed(*items: relay_pb2.Item, at: int = 2) -> Connection:
+    return Connection(session_pb2.Cursor(sequence=at), list(items))
+
+
+def test_who_resumes_gets_frames_of_what_is_not_complete() -> None:
+    assert in_place(RUNNING, resumed(frame(3), ready(2), frame(5)), Connection(None, [frame(3), ready(2)])) == []
+    # What comes later in the log is not there yet.
+    assert in_place([*RUNNING, *stored(MESSAGE, first=3)], resumed(frame(3), ready(2), frame(5))) == []
+
+
+@pytest.mark.parametrize(
+    ("log", "items"),
+    [
+        # Covered by an event before the cursor, and live.
+        (RUNNING, [ready(2), frame(4)]),
+        (RUNNING, [ready(2), frame(5), frame(4)]),
+        # Of what was complete, of a run that ended, of an epoch that is over, all before the cursor.
+        ([RUNNING[0], *stored(MESSAGE, first=2)], [frame(3), ready(2)]),
+        ([RUNNING[0], *stored(ending(2), first=2)], [frame(3), ready(2)]),
+        ([RUNNING[0], *stored(event(2, "tool.completed", epoch=2), first=2)], [frame(3), ready(2)]),
+    ],
+)
+def test_a_frame_that_an_event_before_the_cursor_supersedes_is_seen(
+    log: list[event_pb2.EventItem], items: list[relay_pb2.Item]
+) -> None:
+    assert in_place(log, resumed(*items))
+    assert in_place(log, Connection(None, items))
