@@ -23,6 +23,7 @@ from hearth.errors import CallError
 from hearth.history.v1 import history_service_pb2, history_service_pb2_grpc
 from hearth.producer import Producer
 from hearth.watch import SILENCE_SECONDS
+from services.chassis import server
 from services.chassis.calls import open_channel
 from services.chassis.clock import SystemClock
 from services.chassis.errors import Unavailable
@@ -146,6 +147,46 @@ async def test_g04_a_stream_that_the_server_fails_leaves_no_task() -> None:
             await waiting
         await eventually(lambda: len(asyncio.all_tasks()) <= before)
         await channel.close()
+
+
+async def idle(address: str, ping_every: int, *, stream: bool) -> None:
+    """A connection without calls or with a quiet stream, for 6 s; after that it must serve the next call."""
+    async with open_client_channel(address, options=[("grpc.keepalive_time_ms", ping_every)]) as channel:
+        call = stub(channel).StreamEvents(READ)
+        await call.read()
+        if not stream:
+            call.cancel()
+        parked = asyncio.ensure_future(call.read() if stream else asyncio.sleep(60))
+        ended, _ = await asyncio.wait([parked], timeout=6)
+        for it in ended:
+            it.result()
+        parked.cancel()
+        await stub(channel).StreamEvents(READ).read()
+
+
+async def test_g10_an_idle_connection_is_not_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How often is pinged and how often that is allowed are a 25th of the real times, but where it is meant to fail."""
+    scaled = "grpc.http2.min_ping_interval_without_data_ms"
+    real = server._options
+    every = dict(OPTIONS)["grpc.keepalive_time_ms"] // 25
+    async with serving() as (_, strict), asyncio.TaskGroup() as group:
+        monkeypatch.setattr(
+            server,
+            "_options",
+            lambda settings: tuple((name, value // 25 if name == scaled else value) for name, value in real(settings)),
+        )
+        # That a server counts pings at all shows in one that allows less.
+        impatient = group.create_task(sent_away(strict.address, every))
+        async with serving() as (_, app), Cutter(app.address) as cutter:
+            await asyncio.gather(*(idle(cutter.address, every, stream=stream) for stream in (True, False)))
+            # Each channel still had the connection that it began with.
+            assert cutter.connections == 2
+        await impatient
+
+
+async def sent_away(address: str, ping_every: int) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match=r"(?i)too.many.pings"):
+        await idle(address, ping_every, stream=True)
 
 
 async def test_g11_a_half_open_connection_is_replaced() -> None:

@@ -13,8 +13,8 @@ from tests.support.servers import Servers
 
 MEBIBYTE = 1024 * 1024
 # Of frames and of events each; the second amount is far above the bounds of reader, tail and buffer together.
-FIRST_MEBIBYTES = 12
-THEN_MEBIBYTES = 60
+FIRST_MEBIBYTES = 8
+THEN_MEBIBYTES = 40
 
 
 def resident(stack: RelayStack) -> int:
