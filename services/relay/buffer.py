@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from redis.exceptions import ConnectionError as ValkeyConnectionError
 
 from hearth.relay.v1 import bus_pb2
 from services.relay.order import FrameIn
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 Key = tuple[str, str]
+
+_T = TypeVar("_T")
 
 # A session is named again with each of its frames.
 _REMEMBERED = 8_192
@@ -61,13 +65,19 @@ class Buffer:
 
     async def written(self, keys: Sequence[Key]) -> dict[Key, bool]:
         """Whether each session has a writer. Raises `RedisError`."""
+        return await _once_more(lambda: self._written(keys))
+
+    async def read(self, key: Key) -> Kept | None:
+        """The frames kept of a session, in one view; None when it has no writer. Raises `RedisError`."""
+        return await _once_more(lambda: self._read(key))
+
+    async def _written(self, keys: Sequence[Key]) -> dict[Key, bool]:
         async with self._client.pipeline(transaction=False) as all_of_them:
             for key in keys:
                 all_of_them.exists(state_key(key))
             return dict(zip(keys, map(bool, await all_of_them.execute()), strict=True))
 
-    async def read(self, key: Key) -> Kept | None:
-        """The frames kept of a session, in one view; None when it has no writer. Raises `RedisError`."""
+    async def _read(self, key: Key) -> Kept | None:
         async with self._client.pipeline(transaction=True) as both:
             both.hmget(state_key(key), ["x", "e", "n"])
             both.xrange(frames_key(key))
@@ -81,3 +91,11 @@ class Buffer:
             for frame in bus_pb2.LiveFrames.FromString(fields[b"f"]).frames
         ]
         return Kept(name, number, int(following) - 1, frames)
+
+
+async def _once_more(read: Callable[[], Awaitable[_T]]) -> _T:
+    """A connection from the pool may have been broken since it was last used, which only its use shows."""
+    try:
+        return await read()
+    except ValkeyConnectionError:
+        return await read()

@@ -1,7 +1,8 @@
 """Follows the log and the frames of one session, and hands both on in order.
 
 Notices are not trusted: event n+1 is handed on only after n, and what is missing is read from history. Frames come as
-they come, but those of an execution wait for its start.
+they come, but those of an execution wait for its start, and none is handed on that an event covers already: where the
+execution began before it was followed here, its first frames wait until that is known.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from services.relay.bus import Bus
 from services.relay.log import Log
 from services.relay.order import EventIn, FrameIn, Lost, Order, Role, weave
 from services.relay.settings import RelaySettings
-from services.relay.shared import Gathered
+from services.relay.shared import Gathered, Shared
 from services.relay.tail import Waiting
 from services.relay.ticker import Ticker
 from services.relay.view import View
@@ -81,6 +82,9 @@ class Follower:
         self.oldest = 0
         settings = parts.settings
         self._waiting = Waiting(max_bytes=settings.relay_buffer_bytes, max_frames=settings.relay_buffer_frames)
+        # Frames of which it is not known yet whether an event covers them.
+        self._unsure: Waiting | None = None
+        self._loads = Shared("relay read back", self._load, parts.tasks)
         self._early: deque[bytes] | None = None
         self._wanted = 0
         self._touched = float("-inf")
@@ -113,6 +117,7 @@ class Follower:
         """Follow nothing any more."""
         self._open = False
         self._parts.bus.ignore(self._channel, self._hear)
+        self._loads.close()
         for task in (self._opening, self._fetching):
             if task is not None:
                 task.cancel()
@@ -164,6 +169,7 @@ class Follower:
         running = bool(head.execution_id) and not head.ended
         self.order = Order(head.execution_id, head.epoch, ended=not running, strict=False)
         self.view = View(head.execution_id if running else "", self.place.sequence + 1)
+        self._unsure = None
         self.last_frame = None
         self._wanted = 0
         self._touched = self._parts.clock.monotonic()
@@ -194,7 +200,10 @@ class Follower:
     def _frames_came(self, execution: str, epoch: int, frames: Sequence[FrameIn]) -> None:
         if execution == self.order.execution:
             if not self.order.ended and epoch >= self.order.epoch:
-                self._frames(frames)
+                if self.view.complete:
+                    self._frames(frames)
+                else:
+                    self._hold(frames)
         elif epoch > self.order.epoch:
             for frame in frames:
                 self._waiting.add(frame)
@@ -204,11 +213,62 @@ class Follower:
         for frame in frames:
             if last is not None and last.execution == frame.execution and (frame.epoch, frame.first) <= last[1:]:
                 continue
+            if frame.first < self.order.floor and frame.epoch == self.order.epoch:
+                continue
             last = Lost(frame.execution, frame.epoch, frame.last)
             self._came(frame)
         if last is not self.last_frame:
             self.last_frame = last
             self._touched = self._parts.clock.monotonic()
+
+    # --- an execution that began before it was followed here ---
+
+    async def complete_view(self) -> None:
+        """Return when `view` has everything that the running execution wrote. Raises `Unavailable`."""
+        if not self.view.complete:
+            await self._loads.next()
+
+    async def _load(self) -> None:
+        """Fold what the execution wrote before it was followed here, newest first."""
+        view, token = self.view, ""
+        if view.complete:
+            return
+        while True:
+            page = await self._parts.log.back(self._key, token)
+            token = page.next_page_token
+            if _fold_back(view, page.events):
+                break
+            if not token:
+                view.oldest(place_of(page.events[0]).sequence if page.events else 1)
+                break
+        if view is self.view:
+            self._sure()
+
+    def _hold(self, frames: Sequence[FrameIn]) -> None:
+        if self._unsure is None:
+            settings = self._parts.settings
+            self._unsure = Waiting(max_bytes=settings.relay_buffer_bytes, max_frames=settings.relay_buffer_frames)
+            self._parts.tasks.start("relay cover", self._cover(), critical=False)
+        for frame in frames:
+            self._unsure.add(frame)
+
+    async def _cover(self) -> None:
+        try:
+            await self.complete_view()
+        except HearthError:
+            # What was held is lost; the next frame tells so, and asks again.
+            self._unsure = None
+            self._parts.suspect()
+
+    def _sure(self) -> None:
+        """It is known what the events cover: hand on the frames that were held for that."""
+        order = self.order
+        marks = self.view.marks(order.epoch, self.place.sequence)
+        if not order.ended and self.view.execution == order.execution and marks:
+            self.order = order._replace(floor=max(order.floor, marks[-1] + 1))
+        held, self._unsure = self._unsure, None
+        if held is not None and not order.ended:
+            self._frames(held.release(order.execution, order.epoch))
 
     def _notice(self, notice: RawNotice) -> None:
         if notice.last_sequence <= self.place.sequence:
@@ -252,6 +312,7 @@ class Follower:
         self.order = weave(self.order, [event], after=place.sequence).order
         if event.role is Role.STARTED:
             self.view = View(event.execution, place.sequence, started=True)
+            self._unsure = None
         else:
             self.view.fold(event)
         self._touched = self._parts.clock.monotonic()
@@ -309,7 +370,19 @@ class Follower:
             self._fetching.cancel()
         self._fetching = None
         self._waiting.clear()
+        self._unsure = None
         self._broken()
+
+
+def _fold_back(view: View, events: Sequence[bytes]) -> bool:
+    """Fold ascending events, newest first, down to the start of the execution; whether that is among them."""
+    for item in reversed(events):
+        event, place = event_of(item)
+        if place.sequence < view.since:
+            view.fold(event)
+        if event.role is Role.STARTED and event.execution == view.execution:
+            return True
+    return False
 
 
 def _closed() -> HearthError:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from services.chassis.errors import Unavailable
 from services.relay.buffer import Kept, Key
 from services.relay.follower import Follower, Parts
-from services.relay.order import FrameIn, Order, Role
+from services.relay.order import FrameIn, Order
 from services.relay.shared import Shared
 from services.relay.view import Snapshot, View, condense
-from services.relay.wire import event_of, place_of
 
 # Frames condensed without letting others run.
 _SLICE = 1000
@@ -19,11 +19,8 @@ class Latecomers:
     """Snapshots of one session. Readers that come together share the reads and the work."""
 
     def __init__(self, key: Key, parts: Parts, follower: Follower) -> None:
-        self._key = key
-        self._log = parts.log
         self._follower = follower
         self._reads = Shared("relay read kept frames", self._read, parts.tasks)
-        self._loads = Shared("relay read back", self._load, parts.tasks)
 
     async def snapshot(self, order: Order, sequence: int) -> Snapshot | None:
         """The frames kept for a reader that pinned itself behind event `sequence`, at `order`, before it asked.
@@ -39,44 +36,28 @@ class Latecomers:
             return None
         if kept.execution != order.execution or kept.epoch < order.epoch:
             return None
-        if not view.complete:
-            await self._loads.next()
+        await self._follower.complete_view()
         if view.started == 0:
             return None
         return Snapshot(kept.execution, kept.epoch, view.started, await reading.pieces(view, sequence))
 
     async def heal(self) -> None:
         """The bus was away: hand on what was kept meanwhile, so that fewer frames are lost."""
-        reading = await self._reads.next()
+        try:
+            reading = await self._reads.next()
+        except Unavailable:
+            # The last reader left meanwhile.
+            return
         if reading is not None:
             self._follower.take_kept(reading.kept)
 
     def close(self) -> None:
         """Work no more."""
         self._reads.close()
-        self._loads.close()
 
     async def _read(self) -> _Reading | None:
         kept = await self._follower.read_kept()
         return None if kept is None else _Reading(kept)
-
-    async def _load(self) -> None:
-        """Fold what the execution wrote before it was followed here, newest first."""
-        view, token = self._follower.view, ""
-        if view.complete:
-            return
-        while True:
-            page = await self._log.back(self._key, token)
-            for item in reversed(page.events):
-                event, place = event_of(item)
-                if place.sequence < view.since:
-                    view.fold(event)
-                if event.role is Role.STARTED and event.execution == view.execution:
-                    return
-            token = page.next_page_token
-            if not token:
-                view.oldest(place_of(page.events[0]).sequence if page.events else 1)
-                return
 
 
 class _Reading:
