@@ -71,6 +71,10 @@ class Limits:
     remembered_logs: int = 10_000
 
 
+# The newest state of logs that were written lately. Never trusted: each write compares its revision.
+Remembered = OrderedDict[Key, LogState]
+
+
 class _Broken(Exception):
     """The connection is not to be used again; the callers know already."""
 
@@ -91,7 +95,9 @@ class _Decided:
 class Lane:
     """One queue, one commit at a time, one connection."""
 
-    def __init__(self, pool: Pool, notices: Notices, ids: Ids, limits: Limits, measures: Measures) -> None:
+    def __init__(
+        self, pool: Pool, notices: Notices, ids: Ids, limits: Limits, measures: Measures, remembered: Remembered
+    ) -> None:
         self._pool = pool
         self._notices = notices
         self._ids = ids
@@ -99,13 +105,15 @@ class Lane:
         self._limits = limits
         self._queue: deque[Work] = deque()
         self._filled = asyncio.Event()
-        # The newest state of logs that were written lately. Never trusted: each write compares its revision.
-        self._remembered: OrderedDict[Key, LogState] = OrderedDict()
+        self._remembered = remembered
         # Of the commit in flight.
         self._span: CommitSpan | None = None
-        # Of what waits or is in flight.
+        # Of what waits or is in flight: events, bytes, and how many works of each log.
         self.events = 0
         self.size = 0
+        self.works: dict[Key, int] = {}
+        # Whether a group is in flight.
+        self.committing = False
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -114,6 +122,7 @@ class Lane:
         self._queue.append(work)
         self.events += len(work.records)
         self.size += work.size
+        self.works[work.key] = self.works.get(work.key, 0) + 1
         self._filled.set()
         self.idle.clear()
 
@@ -184,6 +193,9 @@ class Lane:
         for work in works:
             self.events -= len(work.records)
             self.size -= work.size
+            self.works[work.key] -= 1
+            if not self.works[work.key]:
+                del self.works[work.key]
         if not self._queue:
             self._filled.clear()
             if not self.events:
@@ -191,8 +203,12 @@ class Lane:
 
     async def _commit(self, group: Sequence[Work], connection: Connection) -> None:
         began = time.perf_counter()
-        with committing(group) as self._span:
-            await self._settle([Part(work, 0, len(work.records)) for work in group], connection)
+        self.committing = True
+        try:
+            with committing(group) as self._span:
+                await self._settle([Part(work, 0, len(work.records)) for work in group], connection)
+        finally:
+            self.committing = False
         self._measures.committed(time.perf_counter() - began, (work.decisions for work in group))
 
     async def _settle(self, parts: Sequence[Part], connection: Connection) -> None:
