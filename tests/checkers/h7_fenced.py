@@ -27,6 +27,7 @@ def check(recording: Recording) -> Verdict:
         if found is not None and append.result is not None:
             _answer(append, append.result, found, verdict)
     _frames(recording, verdict)
+    _after_flush(recording, verdict)
     return verdict
 
 
@@ -82,6 +83,32 @@ def _answer(append: Append, result: history_pb2.AppendResult, log: Log, verdict:
         result.current_epoch >= append.event.epoch or result.reason == "EXECUTION_ENDED",
         f"{what} was told the epoch {result.current_epoch}, below its own {append.event.epoch}",
     )
+
+
+def _after_flush(recording: Recording, verdict: Verdict) -> None:
+    """What the relay forgot, history knows: who was superseded or over before a flush publishes nothing after it."""
+    for publish in recording.publishes:
+        flush = max((before for before, after in recording.flushes if after < publish.began), default=0)
+        if publish.result is None or not publish.frames or not flush:
+            continue
+        superseded = any(
+            append.session == publish.session
+            and append.result is not None
+            and append.answered < flush
+            and append.result.sequence
+            and runner(append.event)
+            and (
+                append.event.epoch > publish.epoch
+                or (append.event.epoch == publish.epoch and append.event.execution_id != publish.execution_id)
+                or (append.event.execution_id == publish.execution_id and append.event.type in ENDINGS)
+            )
+            for append in recording.appends
+        )
+        taken = publish.result.outcome == relay_pb2.PUBLISH_OUTCOME_ACCEPTED
+        verdict.expect(
+            not (superseded and taken),
+            f"{publish.session}: frames of epoch {publish.epoch} were taken after a flush, they were superseded before",
+        )
 
 
 def _frames(recording: Recording, verdict: Verdict) -> None:

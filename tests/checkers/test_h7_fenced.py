@@ -88,6 +88,20 @@ def test_an_answer_with_another_reason_or_a_low_epoch_is_seen() -> None:
         assert check(run([append], LOG, aside=aside)).wrong
 
 
+@pytest.mark.parametrize("known", [NEXT, event(2, "execution.started", execution_id=OTHER), ending(2)])
+def test_a_stale_writer_that_a_flush_let_in_is_seen(known: event_pb2.Event) -> None:
+    taken = relay_pb2.PublishResult(outcome=relay_pb2.PUBLISH_OUTCOME_ACCEPTED)
+    recording = run([sent(known, 1, 2, sequence=2)])
+    recording.publishes = [Publish(KEY, RUN, 1, [text_frame(0)], taken, began=5)]
+    assert not check(recording).wrong
+    recording.flushes = [(1, 2)]
+    assert not check(recording).wrong
+    recording.flushes = [(3, 4), (7, 8)]
+    assert check(recording).wrong
+    recording.publishes[0].began = 4
+    assert not check(recording).wrong
+
+
 @pytest.mark.parametrize("taken_before", [False, True])
 def test_a_fenced_frame_that_was_delivered_is_seen(taken_before: bool) -> None:
     fenced = relay_pb2.PublishResult(outcome=relay_pb2.PUBLISH_OUTCOME_FENCED)

@@ -1,7 +1,8 @@
 """Whatever producers, readers, crashes and flushes come together in: H1-H8, L1 and the cursor rule hold.
 
 Hypothesis makes plans of steps; each is played on two replicas each of history and relay, with a Valkey of their own,
-while they are ended, killed and the Valkey is emptied. Then everything settles, and every checker looks at all of it.
+while they are ended and killed and the Valkey is emptied and killed. Then everything settles, and every checker looks
+at all of it.
 
 `HEARTH_SOAK_PLAYS`, `HEARTH_SOAK_STEPS` and `HEARTH_SOAK_SEED` say how many plays there are, of how many steps, and the
 seed of the first one; each next one has the next seed. A play that fails prints what it takes to see it again.
@@ -17,11 +18,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from hearth.embedded.valkey import EmbeddedValkey
 from tests.checkers import CHECKERS
 from tests.conftest import GIVEN
 from tests.property import breaking
-from tests.property.breaking import BreakingPlay
+from tests.property.breaking import BreakingPlay, Bus
 from tests.support import plays
 from tests.support.plays import Step, Tally
 from tests.support.servers import Servers
@@ -58,14 +58,13 @@ def tally() -> Tally:
 @pytest.fixture(scope="module")
 def play(servers: Servers, module_postgres_dsn: str, tally: Tally) -> Iterator[Player]:
     """Plays a plan on two replicas of each, on a bus that may be emptied."""
-    valkey = EmbeddedValkey(servers.scratch() / "valkey")
-    url = valkey.start_detached().url
-    replicas = Replicas(servers.scratch(), Stores(module_postgres_dsn, url), histories=2, relays=2)
+    bus = Bus(servers.scratch() / "valkey")
+    replicas = Replicas(servers.scratch(), Stores(module_postgres_dsn, bus.url), histories=2, relays=2)
     try:
         with running(replicas):
-            yield lambda plan: asyncio.run(BreakingPlay(replicas, url, tally).play(plan))
+            yield lambda plan: asyncio.run(BreakingPlay(replicas, bus, tally).play(plan))
     finally:
-        valkey.remove()
+        bus.remove()
 
 
 @pytest.mark.timeout(0 if SOAKING else 600)

@@ -52,9 +52,17 @@ class Recorder:
         self, session: Key, execution: session_pb2.ExecutionRef, frames: Sequence[frame_pb2.Frame]
     ) -> Publish:
         """Frames are about to be given to a relay."""
-        publish = Publish(session, execution.execution_id, execution.epoch, frames)
+        publish = Publish(session, execution.execution_id, execution.epoch, frames, began=self._ticks())
         self.recording.publishes.append(publish)
         return publish
+
+    def tick(self) -> int:
+        """Now, among everything that is written down."""
+        return self._ticks()
+
+    def flushed(self, before: int) -> None:
+        """The bus has lost all that it held, at some moment since the tick `before`."""
+        self.recording.flushes.append((before, self._ticks()))
 
     def reads(self, session: Key, connection: Connection) -> None:
         """Somebody read once and then left."""

@@ -58,13 +58,17 @@ class Append:
 
 @dataclass
 class Publish:
-    """Frames of one execution that a producer gave to a relay; `result` is None where it was not told."""
+    """Frames of one execution that a producer gave to a relay; `result` is None where it was not told.
+
+    `began` is the tick at which it was sent, 0 where that is not known.
+    """
 
     session: Key
     execution_id: str
     epoch: int
     frames: Sequence[frame_pb2.Frame]
     result: relay_pb2.PublishResult | None = None
+    began: int = 0
 
 
 @dataclass
@@ -126,7 +130,8 @@ class Recording:
 
     `logs` holds the sessions that were read at its end; without one only what readers and producers saw is checked.
     `settled`: every execution that began was to be ended before that. `outages`: spans of `began_at` time in which some
-    service was away, so that answers may have taken long.
+    service was away, so that answers may have taken long. `flushes`: ticks before and after the
+    bus lost all that it held.
     """
 
     appends: list[Append] = field(default_factory=list)
@@ -135,6 +140,7 @@ class Recording:
     logs: dict[Key, Log] = field(default_factory=dict)
     settled: bool = False
     outages: list[tuple[float, float]] = field(default_factory=list)
+    flushes: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
     def of_reader(cls, connections: Iterable[Connection]) -> Recording:

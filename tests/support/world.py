@@ -127,29 +127,22 @@ class World:
 
     async def say(self, turn: int, pieces: int) -> None:
         """Frames of the message that is being written."""
-        found = self._turn(turn)
-        if found is not None:
-            found.say(pieces)
+        (await self._writing(turn)).say(pieces)
 
     async def complete(self, turn: int) -> None:
         """The message that was being written, as an event."""
-        found = self._turn(turn)
-        if found is not None:
-            found.complete()
+        (await self._writing(turn)).complete()
 
     async def use_tools(self, turn: int, count: int) -> None:
         """Tool calls, begun in frames and told in one atomic set."""
-        found = self._turn(turn)
-        if found is not None:
-            found.use_tools(count)
+        (await self._writing(turn)).use_tools(count)
 
     async def end(self, turn: int, *, with_last: bool) -> None:
         """The ending, maybe with a last tool call in one atomic set."""
-        found = self._turn(turn)
-        if found is not None:
-            found.end(with_last=with_last)
-            if found.conversation.current is found:
-                found.conversation.current = None
+        found = await self._writing(turn)
+        found.end(with_last=with_last)
+        if found.conversation.current is found:
+            found.conversation.current = None
 
     async def state_fact(self, session: int, producer: int) -> None:
         """An event of the session."""
@@ -175,7 +168,7 @@ class World:
 
     async def end_wrongly(self, turn: int, replica: int, extra: int) -> None:
         """An ending by somebody else at the epoch of the writer: it counts too much, or with 0 it is accepted."""
-        found = self._turn(turn, recent=True)
+        found = self._turn(turn)
         if found is not None:
             run = events.Run(found.execution.epoch, found.execution.execution_id)
             ending = run.completed(counted=found.counted + extra, incomplete="" if extra else "not its writer")
@@ -201,13 +194,18 @@ class World:
         if found is not None:
             run = events.Run(found.execution.epoch, found.execution.execution_id)
             self._start(f"{found} from the past", self._history(replica).append(found.key, run.message(), run.tool()))
+            await self._repeat_frames(found, replica)
 
     async def repeat_frames(self, turn: int, replica: int) -> None:
         """Frames that were published already."""
-        found = self._turn(turn, recent=True)
-        if found is not None and found.frames:
-            newest = found.frames[-3:]
-            self._start(f"{found} repeats frames", self._relay(replica).publish(found.key, found.execution, *newest))
+        found = self._turn(turn)
+        if found is not None:
+            await self._repeat_frames(found, replica)
+
+    async def _repeat_frames(self, turn: Turn, replica: int) -> None:
+        if turn.frames:
+            newest = turn.frames[-3:]
+            self._start(f"{turn} repeats frames", self._relay(replica).publish(turn.key, turn.execution, *newest))
 
     async def send_malformed(self, session: int, replica: int) -> None:
         """A malformed event between sound ones, in one request."""
@@ -333,12 +331,14 @@ class World:
             turn.end(with_last=False)
             conversation.current = None
             await asyncio.gather(*self._promises[-3:], return_exceptions=True)
-            await follower.gets(turn.execution.execution_id)
+            ending = self.recording.appends[-1].result
+            if ending is not None and ending.sequence:
+                await follower.gets(turn.execution.execution_id)
             await follower.leave()
             self.recording.readers.append(follower.record)
             if not reader.gaps and reader.frames:
                 return
-            # The frames of that moment may have been lost; they must not stay so.
+            # An intruder had the epoch, or the frames of that moment were lost; it must not stay so.
             self.tell(f"session {session} was not heard: {reader.kinds()}")
             await self._end_all(conversation)
 
@@ -408,14 +408,21 @@ class World:
     def _conversation(self, number: int) -> Conversation:
         return self.conversations[number % len(self.conversations)]
 
-    def _turn(self, number: int, *, recent: bool = False) -> Turn | None:
-        """A turn to write in: mostly one that has the right to. With `recent` any of the newest."""
+    def _turn(self, number: int) -> Turn | None:
+        """One of the newest turns, whether it has the right to write or not."""
         newest = self.turns[-_RECENT:]
-        found = newest if recent else [turn for turn in newest if not turn.ended]
-        rightful = [turn for turn in found if turn.conversation.current is turn]
-        if rightful and number % 4 and not recent:
-            found = rightful
-        return found[-1 - number // 4 % len(found)] if found else None
+        return newest[-1 - number % len(newest)] if newest else None
+
+    async def _writing(self, number: int) -> Turn:
+        """A turn to write in: mostly one that has the right to, which is begun if there is none."""
+        open_turns = [turn for turn in self.turns[-_RECENT:] if not turn.ended]
+        if open_turns and number % 5 == 0:
+            return open_turns[-1 - number // 5 % len(open_turns)]
+        rightful = [turn for turn in open_turns if turn.conversation.current is turn and not turn.refused]
+        if rightful:
+            return rightful[-1 - number // 5 % len(rightful)]
+        await self.begin(number, number)
+        return self.turns[-1]
 
     def _history(self, number: int) -> RawHistory:
         return self._histories[number % len(self._histories)]

@@ -64,6 +64,11 @@ class Turn:
     def __str__(self) -> str:
         return f"turn {self._number} (epoch {self.execution.epoch})"
 
+    @property
+    def refused(self) -> bool:
+        """Whether its writer was told to stop."""
+        return self._writer.refused.done()
+
     def append(self, event: event_pb2.Event) -> None:
         """Append one event."""
         try:
