@@ -60,7 +60,9 @@ class Committer:
         self._limits = limits
         self._closing = False
         remembered = Remembered()
-        self._lanes = [Lane(pool, notices, ids, limits, measures, remembered) for _ in range(limits.lanes)]
+        self._lanes = [
+            Lane(pool, notices, ids, limits, measures=measures, remembered=remembered) for _ in range(limits.lanes)
+        ]
 
     @property
     def waiting(self) -> int:

@@ -96,7 +96,7 @@ class Lane:
     """One queue, one commit at a time, one connection."""
 
     def __init__(
-        self, pool: Pool, notices: Notices, ids: Ids, limits: Limits, measures: Measures, remembered: Remembered
+        self, pool: Pool, notices: Notices, ids: Ids, limits: Limits, *, measures: Measures, remembered: Remembered
     ) -> None:
         self._pool = pool
         self._notices = notices

@@ -1,4 +1,4 @@
-"""Which lane takes new work: what comes together is committed together, and nobody waits behind a commit for nothing."""
+"""Which lane takes new work: what comes together is committed together, and nobody waits for a commit for nothing."""
 
 from __future__ import annotations
 
