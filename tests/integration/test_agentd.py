@@ -160,8 +160,8 @@ async def test_an_agent_that_exits_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["hang", "garbage"])
 async def test_an_agent_that_never_answers_initialize(tmp_path: Path, how: str) -> None:
-    async with running(tmp_path / "home", "--initialize-timeout", "0.5", broken=starting(how)) as acp:
-        reply = await asyncio.wait_for(acp.post("s", INITIALIZE, agent="broken"), 5)
+    async with running(tmp_path / "home", "--initialize-timeout", "2", broken=starting(how)) as acp:
+        reply = await asyncio.wait_for(acp.post("s", INITIALIZE, agent="broken"), 30)
         assert (reply.status, reply.slug) == (504, "timeout")
         async with acp.stream("s") as stream:
             await stream.until(lambda s: s.named("_adapter/agent_exited"))

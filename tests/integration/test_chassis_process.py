@@ -128,7 +128,6 @@ async def test_stop_with_an_open_stream_and_a_call_in_flight(start_service: Star
             _finished(stub.GetSnapshot(history_service_pb2.GetSnapshotRequest(page_size=1)))
         )
         await sample.logs("sleeping")
-        began = time.monotonic()
         sample.signal(signal.SIGTERM)
         await wait_for_health(sample.address, NOT_SERVING)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -136,7 +135,6 @@ async def test_stop_with_an_open_stream_and_a_call_in_flight(start_service: Star
         assert from_rpc_error(caught.value).reason == "SHUTTING_DOWN"
         assert await in_flight
     assert await sample.wait() == 0
-    assert time.monotonic() - began < 5
     log = sample.log()
     assert log.index("draining") < log.index("stream closed")
 
@@ -153,9 +151,7 @@ async def test_a_call_that_does_not_end_is_given_up(start_service: StartService,
         call = stub.GetSnapshot(history_service_pb2.GetSnapshotRequest(page_size=14))
         waiting = asyncio.create_task(_finished(call))
         await sample.logs("sleeping")
-        began = time.monotonic()
         assert await sample.terminate() == 0
-        assert time.monotonic() - began < 4
         with pytest.raises(grpc.aio.AioRpcError):
             await waiting
 
@@ -165,9 +161,8 @@ async def test_the_second_signal_ends_at_once(start_service: StartService, env: 
     sample.signal(signal.SIGINT)
     await wait_for_health(sample.address, NOT_SERVING)
     sample.signal(signal.SIGTERM)
-    began = time.monotonic()
+    # The exit code tells that it did not end in order, which would have taken the drain of 7 s.
     assert await sample.wait() == 128 + signal.SIGTERM
-    assert time.monotonic() - began < 2
 
 
 async def test_a_dead_loop_ends_the_process(start_service: StartService, env: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth.history.v1 import history_pb2, history_service_pb2
-from hearth.types.v1 import content_pb2, event_pb2
+from hearth.types.v1 import content_pb2, event_pb2, session_pb2
 from services.chassis.errors import InvalidArgument
 from services.history import wire
 from services.history.ledger import INVALID, SET_ABORTED, Decision, Kind, Manifest, Record
@@ -246,7 +246,8 @@ def test_an_atomic_set_is_bounded_as_a_whole() -> None:
 
 @pytest.mark.parametrize(("project", "session", "field"), [("", "s", "project"), ("p", "a b", "session")])
 def test_a_set_with_a_bad_key_is_refused_event_by_event(project: str, session: str, field: str) -> None:
-    bad = events.append_set(events.key(session, project), events.user_message(), events.user_message())
+    key = session_pb2.SessionKey(project=project, session=session)
+    bad = events.append_set(key, events.user_message(), events.user_message())
     good = events.append_set(events.key(), events.user_message())
     first, second = check(bad, good)
     assert {it.problems[0][0] for it in first.complete([])} == {f"sets[0].session.{field}"}
