@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?= -n 4 --dist loadfile
 PROTOS := $(shell find protos -name '*.proto')
 
-.PHONY: setup demo test coverage-map lint conformance soak clean
+.PHONY: setup demo test coverage-map lint conformance soak faults clean
 
 setup: $(VENV)/.stubs
 
@@ -55,6 +55,11 @@ STEPS ?= 150
 soak: setup
 	@echo "soak: SEED=$(SEED) PLAYS=$(PLAYS) STEPS=$(STEPS)"
 	@HEARTH_SOAK_SEED=$(SEED) HEARTH_SOAK_PLAYS=$(PLAYS) HEARTH_SOAK_STEPS=$(STEPS) $(BIN)/python -m pytest tests/property -q
+
+# N rounds in which everything that can be killed, cut, frozen or filled up is, under load; see tests/faults.
+N ?= 3
+faults: setup
+	@$(BIN)/python -m tests.faults --rounds $(N) --seed $(SEED) $(FAULTS)
 
 clean:
 	rm -rf $(VENV) .hearth .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -34,6 +34,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--history", required=True)
     parser.add_argument("--directory", required=True)
+    parser.add_argument("--project", default="test")
     parser.add_argument("--session", required=True)
     parser.add_argument("--execution", required=True)
     parser.add_argument("--count", type=int, required=True)
@@ -51,7 +52,7 @@ async def main() -> None:
         limits = ProducerLimits(waiting_bytes=options.memory, spill_dir=options.directory)
         producer = Producer(history=channel, relay=channel, clock=SystemClock(), limits=limits)
         await producer.start()
-        session = session_pb2.SessionKey(project="test", session=options.session)
+        session = session_pb2.SessionKey(project=options.project, session=options.session)
         writer = producer.writer(session, options.execution, 1)
         writer.event(event_pb2.Event(execution_started=event_pb2.ExecutionStarted(agent="test")))
         taken = 0
