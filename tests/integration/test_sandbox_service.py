@@ -70,11 +70,13 @@ async def is_state(sandboxes: Sandboxes, sandbox_id: str, wanted: str) -> bool:
 
 async def test_what_nobody_renews_is_ended_and_what_is_renewed_stays(sandboxes: Sandboxes) -> None:
     other = new_id()
-    kept = await sandboxes.acquire("kept", holder=other)
-    warm = await sandboxes.acquire("warm", holder=other)
-    active = await sandboxes.acquire("active", holder=ME)
+    parked, active, kept, warm = await asyncio.gather(
+        sandboxes.acquire("parked", holder=ME),
+        sandboxes.acquire("active", holder=ME),
+        sandboxes.acquire("kept", holder=other),
+        sandboxes.acquire("warm", holder=other),
+    )
     await sandboxes.renew(other, ("kept", 1, 1), ("warm", 1, 1))
-    parked = await sandboxes.acquire("parked", holder=ME)
     assert disposition(await sandboxes.release("parked")) == "PARKED"
     assert disposition(await sandboxes.release("warm")) == "PARKED"
 

@@ -65,6 +65,7 @@ async def test_meta_goes_through_untouched(acp: AcpHttp, tmp_path: Path) -> None
         answer = {"answer": "häh", "n": 12345678901234567890, "deep": [None, True, 0.1]}
         assert (await acp.post("s", {"jsonrpc": "2.0", "id": asked["id"], "result": answer})).status == 202
         assert (await turn).result["stopReason"] == "end_turn"
+        await stream.until(lambda s: s.text.endswith("}"))
         assert json.loads(stream.text.removeprefix("Answer: ")) == answer
 
 
