@@ -31,11 +31,12 @@ def sort(recording: Recording, followers: Sequence[Sequence[Reader]]) -> tuple[R
         for life in lives:
             log = recording.logs[life.session]
             at = _first_lost(life, log)
-            if at is None and not _told(life):
+            if at is None and not _told(life) and not _stood_in_the_lost(life, log):
                 recording.readers.append(life)
                 continue
             lost.readers.append(life)
-            # Without a place, what it had was lost and then written again by a producer that had got no answer.
+            # Without a place it was shown no such event: it stood behind one, or what it had was lost and then written
+            # again by a producer that had got no answer.
             if at is not None:
                 _check(life, log, at, verdict, last=life is lives[-1])
     return lost, verdict
@@ -44,6 +45,19 @@ def sort(recording: Recording, followers: Sequence[Sequence[Reader]]) -> tuple[R
 def _told(life: Reader) -> bool:
     refusal = life.connections[-1].refusal if life.connections else None
     return refusal is not None and refusal.reason in RELOAD
+
+
+def _stood_in_the_lost(life: Reader, log: Log) -> bool:
+    """Whether it came at a place that the log does not have: one at the tail gets frames there, and maybe no event."""
+    places = [connection.after for connection in life.connections if connection.after is not None]
+    places += [
+        item.ready.cursor for connection in life.connections for item in connection.items if item.HasField("ready")
+    ]
+    for place in places:
+        found = log.at(place.sequence)
+        if place.tag and (found is None or found.cursor.tag != place.tag):
+            return True
+    return False
 
 
 def _first_lost(life: Reader, log: Log) -> tuple[int, int] | None:

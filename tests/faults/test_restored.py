@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hearth.relay.v1 import relay_pb2
 from services.chassis.errors import FailedPrecondition
-from tests.checkers.pieces import KEY, cursor, event, events_from, from_start, run, sent, shown, stored
+from tests.checkers.pieces import KEY, cursor, event, events_from, from_start, name, ready, run, sent, shown, stored
 from tests.faults.restored import forget, sort
 from tests.support.recording import Connection, Reader, Recording
 
@@ -20,6 +21,12 @@ def refused(*after: int) -> Connection:
     connection = events_from(*after)
     connection.refusal = FailedPrecondition("load anew", reason="LOG_REPLACED")
     return connection
+
+
+def ready_behind(number: int) -> relay_pb2.Item:
+    made = ready(number)
+    made.ready.cursor.CopyFrom(cursor(number, name(number)))
+    return made
 
 
 def wrong(*lives: Reader) -> list[str]:
@@ -40,6 +47,14 @@ def test_readers_that_were_told_pass() -> None:
 
 def test_a_reader_that_left_before_passes() -> None:
     assert wrong(Reader(KEY, [from_start(*OLD)])) == []
+
+
+def test_a_reader_at_the_tail_of_what_is_lost_is_not_held_against_the_log() -> None:
+    at_the_tail = Reader(KEY, [Connection(None, [ready_behind(4)])])
+    elsewhere = Reader(KEY, [Connection(None, [ready_behind(2)])])
+    recording = now()
+    lost, verdict = sort(recording, [[at_the_tail], [elsewhere]])
+    assert (lost.readers, recording.readers, verdict.wrong) == ([at_the_tail], [elsewhere], [])
 
 
 def test_a_reader_that_was_not_told_is_seen() -> None:
