@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from hearth.relay.v1 import relay_pb2
+from hearth.types.v1 import session_pb2
 from tests.contract.relay.conftest import Services
 from tests.support.relay_reader import StrictReader, reading
 from tests.support.relay_turns import publish, text_frame
@@ -64,6 +65,26 @@ async def test_a_frame_that_comes_after_its_event_is_left_out(services: Services
         await reader.until_text("n", "next")
         assert reader.gaps == [(0, 0)]
         assert reader.text("m") == ""
+
+
+async def test_frames_that_come_after_their_event_reach_nobody_who_joined_between(services: Services) -> None:
+    turn = services.turn()
+    await turn.start()
+    late = turn.frames("m", "late", " frames")
+    sequence = await turn.complete("m")
+    async with (
+        reading(services.relay, turn.session) as whole,
+        reading(services.relay, turn.session, tail=True) as tail,
+        reading(services.other_relay, turn.session, after=session_pb2.Cursor(sequence=sequence)) as resumed,
+    ):
+        readers = (whole, tail, resumed)
+        for reader in readers:
+            await reader.until_ready()
+        await turn.publish(*late)
+        await turn.say("n", "next")
+        for reader in readers:
+            await reader.until_text("n", "next")
+            assert reader.text("m") == ""
 
 
 async def test_nothing_comes_after_an_ending(services: Services) -> None:
