@@ -59,6 +59,8 @@ class Reader:
         self._settings = settings
         self._hub = hubs.enter(self, wish.key)
         self._place = wish.after or Place()
+        # Whether the reader stands anywhere: one that asked for the tail does from `ready` on.
+        self._begun = wish.after is not None
         self._oldest = 0
         self._position = 0
         self._order = Order()
@@ -110,8 +112,7 @@ class Reader:
     def _end_with(self, message: str, reason: str) -> None:
         if self._cut is None and self._task is not None:
             # What is being written cannot be called back: the status comes behind it.
-            place = self._writing_to or self._place
-            self._cut = Unavailable(message, reason=reason, metadata=place.metadata())
+            self._cut = Unavailable(message, reason=reason, metadata=self._where(self._writing_to or self._place))
             # A blocked write cannot be told anything; cancelling it leaves the stream to the status.
             self._task.cancel()
 
@@ -126,7 +127,7 @@ class Reader:
                 await self._follow()
         except _Closed:
             raise Unavailable(
-                _SHUTTING_DOWN, reason="SHUTTING_DOWN", metadata=self._place.metadata(), retry_after=0.1
+                _SHUTTING_DOWN, reason="SHUTTING_DOWN", metadata=self._where(self._place), retry_after=0.1
             ) from None
         except asyncio.CancelledError:
             if self._cut is None or self._task is None:
@@ -134,7 +135,7 @@ class Reader:
             self._task.uncancel()
             raise self._cut from None
         except Unavailable as error:
-            error.metadata.update(self._place.metadata())
+            error.metadata.update(self._where(self._place))
             raise
         finally:
             self._hubs.leave(self)
@@ -163,6 +164,8 @@ class Reader:
             head=max(self._hub.head, self._place.sequence),
             oldest=self._oldest,
         )
+        # Being written it may have been taken.
+        self._begun = True
         await self._write_item(relay_pb2.Item(ready=ready))
 
     async def _follow(self) -> None:
@@ -295,9 +298,13 @@ class Reader:
             await self._write_item(relay_pb2.Item(degraded=relay_pb2.Degraded(on=what in away, what=what)))
 
     async def _say_closing(self) -> None:
-        cursor = self._place.cursor()
+        cursor = self._place.cursor() if self._begun else None
         await self._write_item(relay_pb2.Item(closing=relay_pb2.Closing(reason="SHUTTING_DOWN", cursor=cursor)))
         raise _Closed
+
+    def _where(self, place: Place) -> dict[str, str]:
+        """What an error says of the cursor: nothing while the tail is not found, as 0 would mean the whole log."""
+        return place.metadata() if self._begun else {}
 
     async def _idle(self) -> None:
         """Wait until there may be something to do, or say that the stream is alive when it is time."""

@@ -44,7 +44,7 @@ def _connection(connection: Connection, where: str, log_ids: set[str], verdict: 
         if kind in ("ready", "heartbeat"):
             known = item.ready.head if kind == "ready" else item.heartbeat.head
             verdict.expect(known >= named, f"{where}: {kind} knows a head {known} below {named}")
-    if at is not None and connection.refusal is not None and "sequence" in connection.refusal.metadata:
+    if connection.refusal is not None and "sequence" in connection.refusal.metadata:
         told = int(connection.refusal.metadata["sequence"])
         verdict.expect(told == at, f"{where}: the error says to resume at {told}, delivered was {at}")
 
@@ -56,7 +56,7 @@ def _place_named(item: relay_pb2.Item) -> int | None:
         case "heartbeat":
             return item.heartbeat.through
         case "closing":
-            return item.closing.cursor.sequence
+            return item.closing.cursor.sequence if item.closing.HasField("cursor") else None
     return None
 
 

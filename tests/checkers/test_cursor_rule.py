@@ -35,6 +35,7 @@ def test_a_sound_reader_passes() -> None:
     assert wrong(from_start(ready(0, head=5), shown(event(1), 1), beat(1, 5), closing(1)), events_from(1, 2)) == []
     assert wrong(Connection(None, [ready(4), beat(4, 4)]), events_from(4, 5)) == []
     assert wrong(cut(1)) == []
+    assert wrong(Connection(None, [relay_pb2.Item(closing=relay_pb2.Closing(reason="SHUTTING_DOWN"))])) == []
     assert check(Recording.of_reader([from_start(ready(0), shown(event(1), 1))])).checked > 3
 
 
@@ -58,6 +59,12 @@ def test_a_place_that_was_not_delivered_is_seen(item: relay_pb2.Item) -> None:
 def test_an_error_that_names_another_place_is_seen() -> None:
     assert wrong(cut(2))
     assert wrong(cut(0))
+
+
+def test_a_place_named_before_the_tail_was_found_is_seen() -> None:
+    assert wrong(Connection(None, [closing(0)]))
+    error = Unavailable("shutting down", reason="SHUTTING_DOWN", metadata={"sequence": "0"})
+    assert wrong(Connection(None, [], refusal=error))
 
 
 def test_a_reader_that_moves_its_cursor_to_the_head_is_seen() -> None:

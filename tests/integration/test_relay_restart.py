@@ -91,3 +91,31 @@ async def test_an_orderly_end_says_where_to_resume(stack: RelayStack) -> None:
         reader.connect()
         await reader.until_type("execution.completed")
         assert reader.sequences == [1, 2]
+
+
+@pytest.mark.parametrize("thawed", [True, False])
+async def test_an_end_before_the_tail_was_found_names_no_place(stack: RelayStack, thawed: bool) -> None:
+    """Zero would mean the whole log to a reader that asked for nothing old; it is to ask for the tail again."""
+    turn = stack.turn()
+    await turn.start()
+    async with reading(stack.channel(), turn.session) as settled:
+        await settled.until_ready()
+        stack.history.freeze()
+        try:
+            async with reading(stack.channel(), stack.turn().session, tail=True) as joining:
+                # Taken by the relay for certain: an answered call behind it on the same connection.
+                await stack.answers()
+                ending = asyncio.create_task(stack.relay.terminate())
+                await settled.until_ended()
+                if thawed:
+                    stack.history.thaw()
+                await joining.until_ended()
+        finally:
+            stack.history.thaw()
+    assert await ending == 0
+    assert joining.error is not None
+    error = from_rpc_error(joining.error)
+    assert error.reason == "SHUTTING_DOWN"
+    assert "sequence" not in error.metadata
+    assert [item.closing.HasField("cursor") for item in joining.of_kind("closing")] in ([], [False])
+    await stack.relay.restart()

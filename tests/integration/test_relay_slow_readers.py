@@ -71,13 +71,16 @@ async def test_a_slow_reader_gets_gaps_and_every_event(stack: RelayStack) -> Non
 
 async def test_text_of_a_slow_reader_is_joined_before_anything_is_dropped(stack: RelayStack) -> None:
     turn = stack.turn()
-    async with reading(stack.channel(), turn.session) as slow:
+    async with reading(stack.channel(), turn.session) as slow, reading(stack.channel(), turn.session) as quick:
         await slow.until_ready()
+        await quick.until_ready()
         await turn.start()
-        # Fills what the transport takes, so that the next frames wait in the relay.
+        # Fills what the transport takes, so that the next frames wait in the relay. The read that is under way takes
+        # one response whatever its size, so each of them is to be a response of its own.
         slow.pause()
-        filler = [events.custom(60_000) for _ in range(4)]
-        await append(stack.channel(stack.history), turn.session, *filler)
+        for sequence in range(2, 8):
+            await append(stack.channel(stack.history), turn.session, events.custom(60_000))
+            await quick.until_sequence(sequence)
         for _ in range(20):
             await turn.say("m", *(f"{number} " for number in range(10)))
         slow.go_on()

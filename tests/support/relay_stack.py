@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import grpc.aio
 import redis.asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hearth.embedded.valkey import EmbeddedValkey
 from hearth.types.v1 import session_pb2
@@ -82,6 +83,10 @@ class RelayStack:
                 address, options=[*options, ("grpc.http2.bdp_probe", 0)]
             )
         return self._channels[address]
+
+    async def answers(self) -> None:
+        """Return when the first relay answered a call, and so took those sent before it on the same channel."""
+        await health_pb2_grpc.HealthStub(self.channel()).Check(health_pb2.HealthCheckRequest())
 
     def turn(
         self, session: session_pb2.SessionKey | None = None, *, epoch: int = 1, relay: ServiceProcess | None = None

@@ -39,7 +39,8 @@ def test_cpu_of_a_running_child_is_counted_for_it_and_for_us() -> None:
             time.sleep(0.02)
     child.communicate(b"\n")
     assert usage.cpu["child"] >= 0.1
-    assert usage.cpu["me"] >= usage.cpu["child"]
+    # A tick of the kernel's accounting may fall between the two.
+    assert usage.cpu["me"] >= usage.cpu["child"] - 1.5 / os.sysconf("SC_CLK_TCK")
 
 
 def _used(pid: int) -> float:
