@@ -21,6 +21,8 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "failures.toml"
 PAGE = ROOT / "docs" / "failures.md"
+# Of each code, the change that brings the failure back and the test that then goes red.
+MUTATIONS = ROOT / "tests" / "mutations" / "mutations.toml"
 
 # Letter of the codes → what they are about. Codes are stable; numbers that are not here were never used or went.
 SECTIONS = {
@@ -56,6 +58,9 @@ HEAD = """# Known failures, and what guards against them
 Systems that stream, number and replay what an agent says have failed in public in many ways. This page lists them, each
 with the thread in which it was reported, what Hearth does instead, and the tests that would go red if it stopped doing
 so. `make coverage-map` runs those tests and writes this page from `tests/failures.toml`.
+
+A test in **bold** is proven: `make mutations` takes the guard back, one at a time in a copy of the tree, and that test
+goes red ([`mutations.toml`](../tests/mutations/mutations.toml) says what is changed).
 
 """
 _THREAD = re.compile(r"[\w.-]+/[\w.-]+/(?:issues|pull)/\d+")
@@ -173,21 +178,29 @@ def uncollected(failures: Iterable[Failure], there: Collection[str]) -> list[str
     return [f"{test} is not collected" for test in named(failures) if test not in there]
 
 
-def render(failures: Iterable[Failure]) -> str:
-    """The page."""
+def proven(path: Path = MUTATIONS) -> dict[str, str]:
+    """Of each code that a mutation proves, the test that goes red."""
+    with path.open("rb") as file:
+        return {code: entry["test"] for code, entry in tomllib.load(file).items()}
+
+
+def render(failures: Iterable[Failure], proofs: Mapping[str, str]) -> str:
+    """The page; `proofs` as `proven` gives them."""
     failures = list(failures)
     waived = sum(bool(failure.waiver) for failure in failures)
     count = f"{len(failures)} failures: {len(failures) - waived} guarded by {len(named(failures))} tests, "
-    parts = [HEAD, count, f"{waived} that cannot come up here, each with its reason.\n"]
+    count += f"{len(proofs)} of them proven, {waived} that cannot come up here, each with its reason.\n"
+    parts = [HEAD, count]
     for letter, title in SECTIONS.items():
         parts.append(f"\n## {title}\n\n| code | failure | in Hearth | shown by |\n|---|---|---|---|\n")
-        parts += [_row(failure) for failure in failures if failure.code[0] == letter]
+        parts += [_row(failure, proofs.get(failure.code, "")) for failure in failures if failure.code[0] == letter]
     return "".join(parts)
 
 
-def _row(failure: Failure) -> str:
+def _row(failure: Failure, proof: str) -> str:
     threads = ", ".join(f"[{_short(thread)}](https://github.com/{thread})" for thread in failure.threads)
-    shown = "<br>".join(_link(test) for test in failure.tests) or f"Waived: {failure.waiver}"
+    links = (f"**{_link(test)}**" if test == proof else _link(test) for test in failure.tests)
+    shown = "<br>".join(links) or f"Waived: {failure.waiver}"
     return f"| {failure.code} | {failure.title} ({threads}) | {failure.behaviour} | {shown} |\n"
 
 
@@ -213,7 +226,7 @@ def main() -> None:
     if arguments.names and not wrong:
         print("\n".join(named(failures)))
         return
-    page = render(failures)
+    page = render(failures, proven())
     if arguments.check:
         if not PAGE.exists() or PAGE.read_text() != page:
             wrong.append("docs/failures.md is out of date; run python scripts/coverage_map.py")

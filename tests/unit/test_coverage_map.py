@@ -60,9 +60,13 @@ def test_only_a_test_whose_every_run_passed_has_passed() -> None:
 
 
 def test_a_row_says_what_guards() -> None:
-    page = coverage_map.render([GOOD, dataclasses.replace(GOOD, code="R02", tests=(), waiver="no such thing")])
+    waived = dataclasses.replace(GOOD, code="R02", tests=(), waiver="no such thing")
+    page = coverage_map.render([GOOD, waived], {})
     assert (
         "| R01 | it hangs ([a/b#1](https://github.com/a/b/issues/1)) | it ends | [`test_y`](../tests/unit/test_x.py) |"
     ) in page
     assert "| Waived: no such thing |" in page
-    assert "2 failures: 1 guarded by 1 tests, 1 that cannot come up here" in page
+    assert "2 failures: 1 guarded by 1 tests, 0 of them proven, 1 that cannot come up here" in page
+    page = coverage_map.render([GOOD, waived], {"R01": GOOD.tests[0]})
+    assert "| it ends | **[`test_y`](../tests/unit/test_x.py)** |" in page
+    assert "1 of them proven" in page
