@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.sandbox.claims import Claim
+from services.sandbox.logins import AUTH_PATHS
 from services.sandbox.rows import Row
 from services.sandbox.states import Desired, Observed
 
@@ -49,11 +50,13 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class AgentCommand:
-    """How the deployment starts an agent: program and arguments, variables, state below HOME that must be kept."""
+    """How the deployment starts an agent: program and arguments, variables, and what it writes below HOME: state that
+    must be kept, logins that must not be."""
 
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     state_paths: tuple[str, ...] = ()
+    auth_paths: tuple[str, ...] = AUTH_PATHS
 
 
 def fingerprint(spec: Spec) -> str:

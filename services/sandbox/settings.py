@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -15,6 +15,7 @@ from services.chassis.settings import PREFIX, PostgresSettings
 from services.sandbox.claims import LeaseLimits
 from services.sandbox.compatibility import AgentCommand
 from services.sandbox.drift import Limits
+from services.sandbox.logins import AUTH_PATHS
 from services.sandbox.providers.local import AGENTD
 from services.sandbox.tiers import Tier
 from services.sandbox.transitions import Deadlines
@@ -24,20 +25,31 @@ _BUILT = ("local",)
 
 class Agent(BaseModel):
     """An entry of HEARTH_AGENTS. `env` is name → value, or a list of names to take from this process's environment;
-    `state_paths` are paths below HOME that must survive the sandbox."""
+    `state_paths` are paths below HOME that must survive the sandbox, `auth_paths` files below it that must not."""
 
     model_config = ConfigDict(extra="forbid")
 
     command: list[str] = Field(min_length=1)
     env: dict[str, str] | list[str] = Field(default_factory=dict)
     state_paths: list[str] = Field(default_factory=list)
+    auth_paths: list[str] = Field(default_factory=list)
+
+    @field_validator("state_paths", "auth_paths")
+    @classmethod
+    def _below_home(cls, value: list[str]) -> list[str]:
+        for path in value:
+            parts = PurePosixPath(path).parts
+            if not parts or path.startswith("/") or ".." in parts:
+                raise ValueError(f"{path!r} must be a path below HOME")
+        return value
 
     def resolved(self) -> AgentCommand:
         """With the values of named variables; a name that is not set is left out."""
         env = self.env
         if isinstance(env, list):
             env = {name: os.environ[name] for name in env if name in os.environ}
-        return AgentCommand(tuple(self.command), env, tuple(self.state_paths))
+        auth = tuple(dict.fromkeys([*AUTH_PATHS, *self.auth_paths]))
+        return AgentCommand(tuple(self.command), env, tuple(self.state_paths), auth)
 
 
 # Safe path: the agent's directory is the user's, and must not stand in for our modules.

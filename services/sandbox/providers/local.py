@@ -134,6 +134,13 @@ class LocalProvider:
     def name(self) -> str:
         return NAME
 
+    @property
+    def sets_network(self) -> bool:
+        return False
+
+    def baked(self, spec: Spec) -> Mapping[str, str]:
+        return {}
+
     def check(self, spec: Spec) -> None:
         if spec.snapshot or spec.image:
             raise ProviderRefused(

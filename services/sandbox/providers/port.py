@@ -129,8 +129,18 @@ class Provider(Protocol):
         """Its name in specs, rows and settings."""
         ...
 
+    @property
+    def sets_network(self) -> bool:
+        """Whether `set_network` can change the policy of an instance; if not, another policy needs another instance."""
+        ...
+
     def check(self, spec: Spec) -> None:
         """Raise `ProviderRefused` for a spec that it can never fulfil."""
+        ...
+
+    def baked(self, spec: Spec) -> Mapping[str, str]:
+        """What creation bakes in beyond what `spec` says itself: the provider's own choice where the spec leaves one
+        (snapshot, target), and what it adds (volume). A change of one needs a new instance. Names no secret."""
         ...
 
     def workspace(self, key: Key) -> str:
@@ -175,7 +185,8 @@ class Provider(Protocol):
         ...
 
     async def set_network(self, reference: str, mode: str, allow: Sequence[str]) -> None:
-        """Change what it may reach; `mode` as in `Spec.network`."""
+        """Change what a running instance may reach; `mode` as in `Spec.network`, never empty. When it returns, the
+        policy is in force."""
         ...
 
     async def delete_workspace(self, key: Key) -> None:

@@ -1,0 +1,95 @@
+"""Named points at which a test can make a process die or freeze, to see what the next one makes of what is left.
+
+A module declares the points of its service and passes them where an await leaves something half done:
+
+    crashpoint = crashpoints.declare("sandbox", "acquire.intent_written", "acquire.created")
+    ...
+    crashpoint("acquire.intent_written")
+
+They are off unless `HEARTH_CRASH_POINT` is set when the process starts, and a point that is off is one comparison. Its
+form is `NAME[@N][=kill|=stop]`, several separated by commas: at the N-th passage (default: the first) the process gets
+SIGKILL (default) or SIGSTOP. What happened is on stderr, so that a test can tell it from any other end.
+
+`declared` lists the points of a service once its modules are imported; a test that walks over them fails for one that
+it cannot reach.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+
+VARIABLE = "HEARTH_CRASH_POINT"
+
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+class _Armed:
+    """What this process shall do, by the name of the point: at which passage, by which signal."""
+
+    def __init__(self, plan: dict[str, tuple[int, signal.Signals]]) -> None:
+        self._plan = plan
+        self._passed: dict[str, int] = {}
+
+    def pass_by(self, name: str) -> None:
+        if name not in self._plan:
+            return
+        wanted, number = self._plan[name]
+        self._passed[name] = passed = self._passed.get(name, 0) + 1
+        if passed == wanted:
+            # Straight to the descriptor: nothing buffered would outlive the signal.
+            os.write(2, f"crash point reached: {name} ({number.name})\n".encode())
+            os.kill(os.getpid(), number)
+
+
+def parse(text: str) -> dict[str, tuple[int, signal.Signals]]:
+    """Points by name: the passage that counts, the signal. Raises ValueError for what has another form."""
+    plan = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        rest, _, action = part.partition("=")
+        name, _, count = rest.partition("@")
+        if not name or (count and not count.isdigit()) or count == "0" or (action or "kill") not in _SIGNALS:
+            raise ValueError(f"{VARIABLE}: {part!r} is not NAME[@N][=kill|=stop]")
+        plan[name] = (int(count or 1), _SIGNALS[action or "kill"])
+    return plan
+
+
+_declared: dict[str, dict[str, None]] = {}
+_armed: _Armed | None = _Armed(parse(os.environ[VARIABLE])) if os.environ.get(VARIABLE) else None
+
+
+def declare(service: str, *names: str) -> Callable[[str], None]:
+    """Declare points of a service, each unique in it; what passes by them. An undeclared name raises KeyError.
+
+    The whole name of a point, as in the variable, is `service.name`.
+    """
+    points = _declared.setdefault(service, {})
+    taken = [name for name in names if name in points]
+    if taken or len(set(names)) != len(names):
+        raise ValueError(f"crash points declared twice in {service}: {', '.join(taken or names)}")
+    points.update(dict.fromkeys(names))
+    mine = {name: f"{service}.{name}" for name in names}
+
+    def crashpoint(name: str) -> None:
+        whole = mine[name]
+        if _armed is not None:
+            _armed.pass_by(whole)
+
+    return crashpoint
+
+
+def declared(service: str) -> tuple[str, ...]:
+    """The whole names of a service's points, as far as its modules are imported, in the order of declaration."""
+    return tuple(f"{service}.{name}" for name in _declared.get(service, ()))
+
+
+def unknown(names: Iterable[str]) -> list[str]:
+    """Which of these whole names no imported module declared."""
+    known = {f"{service}.{name}" for service, points in _declared.items() for name in points}
+    return [name for name in names if name not in known]
+
+
+def armed() -> list[str]:
+    """The whole names that this process was told to die or freeze at."""
+    return sorted(_armed._plan) if _armed is not None else []

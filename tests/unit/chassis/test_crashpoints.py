@@ -1,0 +1,72 @@
+"""Crash points: off by default, at the named passage when on, and none that nobody declared."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from services.chassis import crashpoints
+
+PROGRAM = """
+from services.chassis import crashpoints
+crashpoint = crashpoints.declare("some", "one", "two")
+for number in range(5):
+    crashpoint("one")
+    print(number, flush=True)
+crashpoint("two")
+"""
+
+
+def run(value: str | None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **({crashpoints.VARIABLE: value} if value else {})}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_off_they_do_nothing() -> None:
+    done = run(None)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n1\n2\n3\n4\n", "")
+
+
+@pytest.mark.parametrize(("value", "lines"), [("some.one", 0), ("some.one@3", 2), ("other.one,some.two@1=kill", 5)])
+def test_on_the_process_dies_at_the_named_passage(value: str, lines: int) -> None:
+    done = run(value)
+    assert done.returncode == -signal.SIGKILL
+    assert len(done.stdout.splitlines()) == lines
+    assert "crash point reached: some." in done.stderr
+
+
+def test_a_passage_that_never_comes_and_another_name_do_nothing() -> None:
+    assert run("some.one@6,some.three").returncode == 0
+
+
+def test_it_can_freeze_instead() -> None:
+    environment = {**os.environ, crashpoints.VARIABLE: "some.one@2=stop"}
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, stderr=2) as process:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("value", ["@1", "a@0", "a@x", "a=explode", "a@1@2"])
+def test_what_has_another_form_is_refused_at_the_start(value: str) -> None:
+    with pytest.raises(ValueError, match=crashpoints.VARIABLE):
+        crashpoints.parse(value)
+    assert run(value).returncode == 1
+
+
+def test_points_are_declared_once_and_enumerable() -> None:
+    point = crashpoints.declare("tests", "a", "b")
+    assert crashpoints.declared("tests") == ("tests.a", "tests.b")
+    assert crashpoints.declared("nobody") == ()
+    assert crashpoints.unknown(["tests.a", "tests.c"]) == ["tests.c"]
+    with pytest.raises(ValueError, match="twice"):
+        crashpoints.declare("tests", "b")
+    with pytest.raises(KeyError):
+        point("c")
