@@ -151,7 +151,8 @@ def everything(probability: float, seconds: float) -> Sequence[Fault]:
                 Fault(call, Kind.STUCK, probability, seconds=seconds),
                 Fault(call, Kind.BREAK, probability),
             ]
-    return [*found, *(Fault("get", Kind.LIE, probability / 2, state=state) for state in ("stopped", "unknown"))]
+    lies = [Fault("get", Kind.LIE, probability / 2, state=state) for state in ("stopped", "unknown")]
+    return [*found, *lies, Fault("list", Kind.LIE, probability, state="stopped")]
 
 
 def to_json(fault: Fault) -> dict[str, Any]:

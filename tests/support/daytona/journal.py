@@ -7,9 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# States in which the real service charges for processor and memory.
-COSTLY = frozenset({"creating", "restoring", "started", "starting", "stopping", "resizing", "error", "unknown"})
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
