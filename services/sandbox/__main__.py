@@ -13,8 +13,7 @@ from services.chassis.postgres import create_pool
 from services.chassis.server import App, run
 from services.sandbox import usage
 from services.sandbox.assembly import assemble
-from services.sandbox.providers.local import LocalProvider
-from services.sandbox.providers.port import Provider
+from services.sandbox.providers import switched_on
 from services.sandbox.settings import SandboxSettings
 
 # Idle connections to daemons are kept for as long as a sandbox is likely to stay parked.
@@ -29,11 +28,7 @@ async def build(app: App[SandboxSettings]) -> AsyncIterator[None]:
     pool = await create_pool(settings, "sandbox")
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
     async with pool, aiohttp.ClientSession(connector=connector) as session:
-        providers: dict[str, Provider] = {
-            "local": LocalProvider(
-                settings.local_root, app.clock, inherit=settings.local_inherit, daemon=settings.local_daemon
-            )
-        }
+        providers = await switched_on.connect(settings, app.clock, app.ids)
         parts = await assemble(
             settings,
             pool=pool,

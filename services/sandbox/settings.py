@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from services.chassis.settings import PREFIX, PostgresSettings
@@ -16,11 +17,14 @@ from services.sandbox.claims import LeaseLimits
 from services.sandbox.compatibility import AgentCommand
 from services.sandbox.drift import Limits
 from services.sandbox.logins import AUTH_PATHS
+from services.sandbox.providers.daytona_options import API_URL, MOUNT, PORT, SANDBOX_AGENT, VOLUME, DaytonaOptions
 from services.sandbox.providers.local import AGENTD
 from services.sandbox.tiers import Tier
 from services.sandbox.transitions import Deadlines
 
-_BUILT = ("local",)
+_BUILT = ("local", "daytona")
+# Of a deadline for work at a provider: what the provider itself takes before it gives up.
+_SHARE_OF_DEADLINE = 0.75
 
 
 class Agent(BaseModel):
@@ -82,6 +86,25 @@ class SandboxSettings(PostgresSettings):
     local_price_running: float = Field(default=0.0, ge=0)
     local_price_stopped: float = Field(default=0.0, ge=0)
 
+    daytona_api_url: str = Field(default=API_URL, description="where Daytona's API is")
+    daytona_api_key: SecretStr = Field(default=SecretStr(""), description="key of Daytona's API")
+    daytona_target: str = Field(default="", description="region of sandboxes; empty leaves the choice to Daytona")
+    daytona_snapshot: str = Field(default="", description="snapshot of a sandbox whose spec names none")
+    daytona_image: str = Field(default="", description="image of such a sandbox, in place of a snapshot")
+    daytona_volume: str = Field(
+        default=VOLUME, description="name of the volume with the workspaces; `none`: they die with their sandbox"
+    )
+    daytona_mount: str = Field(
+        default=MOUNT, pattern="^/.*[^/]$", description="directory in a sandbox below which its workspace is mounted"
+    )
+    daytona_daemon: list[str] = Field(
+        default=list(SANDBOX_AGENT), min_length=1, description="JSON list: command line of the daemon in a sandbox"
+    )
+    daytona_port: int = Field(default=PORT, ge=1024, le=65535, description="port of the daemon in a sandbox")
+    daytona_auto_stop_minutes: int = Field(default=15, gt=0, description="Daytona stops what is idle for that long")
+    daytona_auto_delete_minutes: int = Field(
+        default=30, gt=0, description="Daytona deletes what is stopped for so long"
+    )
     daytona_warm_window: float = Field(default=120.0, ge=0, description="as HEARTH_LOCAL_WARM_WINDOW")
     daytona_warm_cap: int = Field(default=20, ge=0, description="as HEARTH_LOCAL_WARM_CAP")
     daytona_park_stopped: bool = Field(default=True, description="as HEARTH_LOCAL_PARK_STOPPED")
@@ -146,11 +169,44 @@ class SandboxSettings(PostgresSettings):
                 f"{PREFIX}DEFAULT_PROVIDER={self.default_provider} is not among {PREFIX}PROVIDERS="
                 f"{','.join(self.providers)}"
             )
+        if "daytona" in self.providers:
+            self._check_daytona()
         if self.lease_gap <= self.lease_read_interval:
             raise ValueError(
                 f"{PREFIX}LEASE_GAP must be longer than {PREFIX}LEASE_READ_INTERVAL, else no lease ever lapses"
             )
         return self
+
+    def _check_daytona(self) -> None:
+        if importlib.util.find_spec("daytona") is None:
+            raise ValueError(
+                f"{PREFIX}PROVIDERS has daytona, whose SDK is not installed: pip install 'hearth[daytona]'"
+            )
+        if not self.daytona_api_key.get_secret_value():
+            raise ValueError(f"{PREFIX}DAYTONA_API_KEY must be set where {PREFIX}PROVIDERS has daytona")
+        if self.daytona_snapshot and self.daytona_image:
+            raise ValueError(f"of {PREFIX}DAYTONA_SNAPSHOT and {PREFIX}DAYTONA_IMAGE only one may be set")
+
+    def daytona_options(self) -> DaytonaOptions:
+        """For the provider; it gives up a little before the worker that waits for it does."""
+        return DaytonaOptions(
+            api_url=self.daytona_api_url.rstrip("/"),
+            api_key=self.daytona_api_key.get_secret_value(),
+            target=self.daytona_target,
+            snapshot=self.daytona_snapshot,
+            image=self.daytona_image,
+            volume="" if self.daytona_volume == "none" else self.daytona_volume,
+            daemon=tuple(self.daytona_daemon),
+            mount=self.daytona_mount,
+            port=self.daytona_port,
+            auto_stop_minutes=self.daytona_auto_stop_minutes,
+            auto_delete_minutes=self.daytona_auto_delete_minutes,
+            create_seconds=self.create_deadline * _SHARE_OF_DEADLINE,
+            start_seconds=self.start_deadline * _SHARE_OF_DEADLINE,
+            stop_seconds=self.stop_deadline * _SHARE_OF_DEADLINE,
+            delete_seconds=self.delete_deadline * _SHARE_OF_DEADLINE,
+            daemon_seconds=self.start_deadline / 2,
+        )
 
     def agent_commands(self) -> dict[str, AgentCommand]:
         """The built-in agents, and those of HEARTH_AGENTS over them."""

@@ -103,7 +103,8 @@ class CreateRequest:
 class DaemonRequest:
     """How to start the daemon: the token it shall accept, the agents it may run, the variables they get.
 
-    `secrets` are variables too, whose values must not be written to any disk.
+    `secrets` are variables too, whose values must not be written to any disk. `agent` is the one that the sandbox is
+    for; a daemon that cannot give each agent variables of its own runs with those of this one.
     """
 
     token: str = field(repr=False)
@@ -111,6 +112,7 @@ class DaemonRequest:
     agents: Mapping[str, AgentCommand]
     env: Mapping[str, str] = field(repr=False)
     secrets: Mapping[str, str] = field(repr=False)
+    agent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
