@@ -24,6 +24,8 @@ from hearth.types.v1 import session_pb2
 REQUESTS_IN_FLIGHT = 2
 REQUEST_EVENTS = 1_000
 REQUEST_BYTES = 3 * 1024 * 1024
+# Up to how many sessions always go in one request: more requests would cost more than they gain.
+FEW_SESSIONS = 16
 MAX_PENALTY_SECONDS = 5.0
 
 _ATOMIC = number_field(history_pb2.AppendSet.ATOMIC_FIELD_NUMBER, 1)
@@ -257,7 +259,7 @@ class AppendQueue:
         self._release_held(now)
         sets: list[list[Item]] = []
         events, size = 0, 0
-        for _ in range(len(self._ready)):
+        for _ in range(self._share()):
             if events >= REQUEST_EVENTS or size >= REQUEST_BYTES:
                 break
             lane = self._ready.popleft()
@@ -293,6 +295,15 @@ class AppendQueue:
         self._in_flight.append(_Request(self._number, now, sets))
         self.requests += 1
         return _encode(self._number, sets)
+
+    def _share(self) -> int:
+        """From how many lines the next request takes.
+
+        Many are divided among the requests that may be in flight: then one is decided while another is committed, and
+        callers that wait for their results do not all come back at the same moment.
+        """
+        free = REQUESTS_IN_FLIGHT - len(self._in_flight)
+        return min(len(self._ready), max(FEW_SESSIONS, -(-len(self._ready) // free)))
 
     def received(self, response: history_service_pb2.AppendStreamResponse, now: float) -> None:
         for reply in response.replies:

@@ -7,7 +7,6 @@ answers every question; what needs them waits in rows, so a backend must not be 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -25,15 +24,18 @@ from services.chassis.server import App, run
 from services.pool.assembly import Parts, assemble
 from services.pool.control import sweeps
 from services.pool.harness.acp import AcpClient
+from services.pool.credentials_store import Credentials
 from services.pool.log import Log
 from services.pool.operators import PoolService
 from services.pool.replicas import BEAT_EVERY, KEEP_EVERY, ReplicaService, SingleReplica
 from services.pool.requests import Known
+from services.pool.sealing import Sealer
 from services.pool.service import SessionService
 from services.pool.settings import PoolSettings
 from services.pool.store import PLANNER, SCHEMA, Store
 from services.pool.turns import sandboxes
 from services.pool.turns.sandboxes import Sandboxes
+from services.pool.warnings import warnings
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +68,11 @@ async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
         producer = Producer(history=history, relay=relay, clock=app.clock, limits=limits, ids=app.ids.new)
         harness = AcpClient(clock=app.clock)
         stack.push_async_callback(harness.close)
+        keys = settings.secret_keys
         parts = assemble(
             settings,
             store=Store(pool),
+            credentials=Credentials(pool, Sealer(keys) if keys else None, app.clock),
             producer=producer,
             log=Log(history),
             sandboxes=Sandboxes(sandbox, holder, app.clock, spawn=spawn),
@@ -87,6 +91,7 @@ async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
         _serve(app, parts)
         _end_in_order(app, parts, producer)
         await parts.replicas.start()
+        spawn("seal anew", parts.credentials.seal_anew())
         app.tasks.repeat("sweeps", parts.sweeps.look, every=sweeps.EVERY, clock=app.clock)
         app.tasks.repeat("claims", parts.sandboxes.renew, every=sandboxes.RENEW_EVERY, clock=app.clock)
         app.tasks.repeat("beats", parts.replicas.beat, every=BEAT_EVERY, clock=app.clock)
@@ -109,6 +114,7 @@ def _serve(app: App[PoolSettings], parts: Parts) -> None:
             store=parts.store,
             inputs=parts.inputs,
             commands=parts.commands,
+            credentials=parts.credentials,
             removal=parts.removal,
             clock=app.clock,
             known=Known(app.settings.agent_names, frozenset(app.settings.providers)),
@@ -123,6 +129,7 @@ def _serve(app: App[PoolSettings], parts: Parts) -> None:
             driver=parts.driver,
             replicas=parts.replicas,
             stats=parts.stats,
+            warnings=warnings(app.settings),
         ),
         app.server,
     )
@@ -154,9 +161,6 @@ def _end_in_order(app: App[PoolSettings], parts: Parts, producer: Producer) -> N
 
 def main() -> None:
     """Run until told to end."""
-    # A turn allocates much and makes few cycles: collecting as often as usual costs more than it frees.
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
     run(PoolSettings, "pool", build)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearth._appending import REQUEST_BYTES, REQUEST_EVENTS, AppendQueue, Item, event_field
+from hearth._appending import FEW_SESSIONS, REQUEST_BYTES, REQUEST_EVENTS, AppendQueue, Item, event_field
 from hearth._pipeline import ProtocolViolation
 from hearth._publishing import FrameBuffer, FrameQueue
 from hearth.errors import CallError
@@ -69,6 +69,32 @@ def answer(*requests: bytes | None, sequence: int = 1) -> history_service_pb2.Ap
             for _ in found.events:
                 result.results.add(outcome=history_pb2.APPEND_OUTCOME_APPENDED, sequence=sequence)
     return response
+
+
+def test_many_sessions_are_divided_among_the_requests_in_flight() -> None:
+    line = queue()
+    for number in range(4 * FEW_SESSIONS):
+        line.add(("p", f"s{number}"), Recorded(f"{number}"))
+        line.add(("p", f"s{number}"), Recorded(f"{number} again"))
+    first, second = line.take(0.0), line.take(0.0)
+    assert line.take(0.0) is None
+    assert [found for request in (first, second) for found in names(request)] == [
+        (f"s{number}", [f"{number}", f"{number} again"]) for number in range(4 * FEW_SESSIONS)
+    ]
+    assert len(sent(first).sets) == len(sent(second).sets) == 2 * FEW_SESSIONS
+    # Those that come while one request is out go together when it is answered: the other one is still on its way.
+    for number in range(2 * FEW_SESSIONS):
+        line.add(("p", f"later{number}"), Recorded(f"later {number}"))
+    line.received(answer(first), 0.0)
+    assert len(sent(line.take(0.0)).sets) == 2 * FEW_SESSIONS
+
+
+def test_few_sessions_go_in_one_request() -> None:
+    line = queue()
+    for number in range(FEW_SESSIONS):
+        line.add(("p", f"s{number}"), Recorded(f"{number}"))
+    assert len(sent(line.take(0.0)).sets) == FEW_SESSIONS
+    assert line.take(0.0) is None
 
 
 def test_it_sends_at_once_and_gathers_while_two_requests_are_unanswered() -> None:
