@@ -141,3 +141,18 @@ SELECT history.purge_batch($1, $2)
 
 -- name: logs_to_purge
 SELECT l.id FROM history.logs l WHERE l.deleted_at IS NOT NULL AND l.purged_at IS NULL ORDER BY l.id LIMIT $1
+
+-- name: next_expiry
+SELECT n.first, n.last FROM history.next_expiry($1, $2) AS n
+
+-- name: expired_logs
+SELECT l.id
+FROM history.logs l
+WHERE l.id BETWEEN $1 AND $2 AND l.deleted_at IS NULL AND l.oldest <= l.head AND (l.execution_id IS NULL OR l.ended)
+    AND (
+        SELECT e.appended_at FROM history.events e WHERE e.log = l.id AND e.sequence = l.oldest
+    ) < now() - $3::interval
+ORDER BY l.id
+
+-- name: expire_batch
+SELECT history.expire_batch($1, $2, $3)

@@ -2,11 +2,16 @@
 
 What an ended execution wrote stays fenced, because ledger rows outlive a trim. An event id is forgotten with its event:
 a producer that sends a *session* event again after it was trimmed appends it anew, so trim only what is long settled.
+
+Events go by age, too, where a setting says so. Replicas walk over all logs together: each takes the next slice of them
+from a row in Postgres, so no log is looked at twice in a round, and nobody holds a lock while it waits for another. Age
+is told by the clock of Postgres alone, which also stamped the events.
 """
 
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 
 from services.chassis.clock import Clock
 from services.chassis.errors import FailedPrecondition, HearthError, OutOfRange, Unavailable, as_hearth_error
@@ -19,6 +24,11 @@ logger = logging.getLogger(__name__)
 _BATCH = 1_000
 _LOGS_PER_SWEEP = 100
 _SWEEP_SECONDS = 60.0
+# Removal by age: how often all logs are looked at, how many at a time, and the rest between two steps.
+_ROUND = timedelta(hours=1)
+_LOGS_PER_SLICE = 1_000
+_EXPIRY_LOOK_SECONDS = 60.0
+_PAUSE_SECONDS = 0.05
 
 
 class Retention:
@@ -69,6 +79,33 @@ class Retention:
                     raise
                 logger.warning("purge put off", extra={"cause": type(error).__name__})
             await self._clock.sleep(_SWEEP_SECONDS)
+
+    async def expire(self, age: timedelta) -> None:
+        """For ever: remove events that were stored longer ago than `age`."""
+        while True:
+            try:
+                found = await self.expire_slice(age, every=_ROUND)
+            except Exception as error:
+                if not _passing(error):
+                    raise
+                logger.warning("removal of old events put off", extra={"cause": type(error).__name__})
+                found = None
+            await self._clock.sleep(_EXPIRY_LOOK_SECONDS if found is None else _PAUSE_SECONDS)
+
+    async def expire_slice(self, age: timedelta, *, every: timedelta, logs: int = _LOGS_PER_SLICE) -> int | None:
+        """Take the next slice of the logs and remove its old events; how many went, None when no slice is due."""
+        due = await self._store.next_expiry(logs, every)
+        if due is None:
+            return None
+        removed = 0
+        expired = await self._store.expired_logs(*due, age)
+        for log in expired:
+            while batch := await self._store.expire_batch(log, age, self._batch):
+                removed += batch
+                await self._clock.sleep(_PAUSE_SECONDS)
+        if expired:
+            logger.info("old events removed", extra={"logs": len(expired), "events": removed})
+        return removed
 
     async def _purge(self, log: int) -> None:
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -373,6 +373,27 @@ class Store:
         async with self._pool.acquire() as connection:
             oldest: int | None = await connection.fetchval(QUERIES.trim_batch, log, through, batch)
         return oldest
+
+    async def next_expiry(self, logs: int, every: timedelta) -> tuple[int, int] | None:
+        """First and last row id of the next logs to be looked at for old events; None when it is not time for any.
+
+        Each is given out once in a round, whoever asks; a round begins `every` after the last one began.
+        """
+        async with self._pool.acquire() as connection:
+            row = await connection.fetchrow(QUERIES.next_expiry, logs, every)
+        return None if row is None or row["last"] is None else (row["first"], row["last"])
+
+    async def expired_logs(self, first: int, last: int, age: timedelta) -> list[int]:
+        """Those from `first` to `last` whose oldest event is older than `age`, and in which nothing runs."""
+        async with self._pool.acquire() as connection:
+            rows = await connection.fetch(QUERIES.expired_logs, first, last, age)
+        return [row["id"] for row in rows]
+
+    async def expire_batch(self, log: int, age: timedelta, batch: int) -> int:
+        """Remove up to `batch` of the oldest events that are older than `age`; how many, 0 when none may go (yet)."""
+        async with self._pool.acquire() as connection:
+            removed: int = await connection.fetchval(QUERIES.expire_batch, log, age, batch)
+        return removed
 
     async def delete_log(self, key: Key) -> tuple[int, bool]:
         """Make the tombstone; the row id, and whether everything else is gone already."""

@@ -52,7 +52,7 @@ async def test_no_table_is_scanned_and_no_lookup_grows_with_its_log(
         " WHERE schemaname = 'history' AND relname <> 'schema_version'"
     )
     assert {row["relname"]: row["seq_tup_read"] for row in scans} == dict.fromkeys(
-        ("logs", "events", "executions", "quarantine"), 0
+        ("logs", "events", "executions", "quarantine", "expiry"), 0
     )
     ids = await database.fetchrow(
         "SELECT idx_scan, idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'events_event_id'"
