@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?= -n 4 --dist loadfile
 PROTOS := $(shell find protos -name '*.proto')
 
-.PHONY: setup demo test coverage-map lint conformance soak faults clean
+.PHONY: setup demo test coverage-map mutations lint conformance soak faults clean
 
 setup: $(VENV)/.stubs
 
@@ -27,12 +27,16 @@ demo: setup
 test: setup
 	@$(BIN)/python -m pytest $(PYTEST)
 
-# Runs what docs/failures.md names, then checks that all of it passed and writes the page.
+# Runs what docs/failures.md and docs/warm-sandboxes.md name, then checks that all of it passed and writes the pages.
 coverage-map: setup
 	@mkdir -p build
-	@$(BIN)/python scripts/coverage_map.py --names >build/failures.txt
-	@$(BIN)/python -m pytest $(PYTEST) --junit-xml=build/failures.xml @build/failures.txt
-	@$(BIN)/python scripts/coverage_map.py --results build/failures.xml
+	@$(BIN)/python scripts/coverage_map.py --names >build/named.txt
+	@$(BIN)/python -m pytest $(PYTEST) --junit-xml=build/named.xml @build/named.txt
+	@$(BIN)/python scripts/coverage_map.py --results build/named.xml
+
+# Takes the guards of known failures back, one at a time in a copy of the tree, and sees the named tests go red.
+mutations: setup
+	@$(BIN)/python -m tests.mutations $(CODES)
 
 lint: setup
 	@$(BIN)/buf lint

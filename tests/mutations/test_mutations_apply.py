@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from scripts import coverage_map
+from scripts import catalogue
+from scripts.failures import CATALOGUE, SECTIONS
 from tests.mutations import ROOT, Mutation, load
 
 MUTATIONS = load()
@@ -16,15 +17,15 @@ LUA = "services/relay/ingress.lua"
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.code)
 def test_a_guard_is_in_its_place_and_a_named_test_sees_it(mutation: Mutation) -> None:
     mutation.applied((ROOT / mutation.file).read_text())
-    failures = {failure.code: failure for failure in coverage_map.load()}
+    failures = {failure.code: failure for failure in catalogue.load(CATALOGUE)}
     assert mutation.test in failures[mutation.code].tests
     path, _, function = mutation.test.partition("::")
-    assert function in coverage_map.written(ROOT / path)
+    assert function in catalogue.written(ROOT / path)
     assert mutation.why.endswith(".")
 
 
 def test_every_section_and_every_part_has_some() -> None:
-    assert {mutation.code[0] for mutation in MUTATIONS} == set(coverage_map.SECTIONS)
+    assert {mutation.code[0] for mutation in MUTATIONS} == set(SECTIONS)
     parts = ("services/history/", "services/relay/", "services/chassis/", "hearth/_writer.py", "hearth/watch.py")
     assert [part for part in parts if not any(found.file.startswith(part) for found in MUTATIONS)] == []
 
