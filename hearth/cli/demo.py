@@ -1,14 +1,20 @@
-"""`hearth demo`: five turns of one conversation through four services, with every promise checked as it goes."""
+"""`hearth demo`: a conversation through four services, with every promise checked as it goes.
+
+On `local` it is five turns. With `--provider daytona` it is the ladder of warm sandboxes on Daytona through the real
+SDK, and a turn whose tools ask for leave.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
 import tempfile
 import time
 import uuid
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,15 +22,19 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from hearth.cli import stand_in
 from hearth.cli.output import Exit, err, fail, out, print_json, run, say
 from hearth.cli.promises import DemoResult, LateReader, Replay, TurnResult, broken_promises
 from hearth.client import Addresses, Client, session_key
-from hearth.embedded.stack import SERVICES, Stack, StackError, StackOptions
+from hearth.embedded.stack import SERVICES, Say, Stack, StackError, StackOptions
 from hearth.pool.v1 import pool_service_pb2
 from hearth.reducer import ending_summary, is_ending, text_of
 from hearth.relay.v1 import relay_pb2
+from hearth.session.v1 import session_pb2 as control_pb2
+from hearth.session.v1 import session_service_pb2
 from hearth.types.v1 import content_pb2, event_pb2, session_pb2
 
+PROVIDERS = ("local", "daytona")
 TURN_SECONDS = 60.0
 STREAMED_FRAMES_BEFORE_JOIN = 15
 STREAMED_FRAMES_BEFORE_STOP = 10
@@ -36,13 +46,25 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
+    provider: Annotated[str, typer.Option(help="where the sandboxes run: local or daytona")] = "local",
+    daytona_url: Annotated[
+        str, typer.Option(help="API of a Daytona; empty: a stand-in on this machine, from a clone of the repository")
+    ] = "",
+    daemon: Annotated[
+        str, typer.Option(help="in the stand-in's sandboxes: agentd, sandbox-agent, or a path of the latter")
+    ] = "agentd",
     json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout instead of a table")] = False,
 ) -> None:
     """Run a conversation on a stack of its own: cold, warm, restarted, read by two, stopped, replayed.
 
-    Leaves nothing behind. Exit code 1 when a promise was broken.
+    On Daytona: cold, warm, restarted, and a turn with tools and permissions, which a policy decides. Leaves nothing
+    behind. Exit code 1 when a promise was broken.
     """
-    result = run(_on_a_fresh_stack(quiet=json))
+    if provider not in PROVIDERS:
+        raise typer.BadParameter(f"{provider!r} is none of {', '.join(PROVIDERS)}", param_hint="--provider")
+    if daytona_url and provider != "daytona":
+        raise typer.BadParameter("goes with --provider daytona", param_hint="--daytona-url")
+    result = run(_on_a_fresh_stack(provider, daytona_url, daemon, quiet=json))
     broken = broken_promises(result)
     if json:
         print_json(dataclasses.asdict(result))
@@ -56,28 +78,39 @@ def demo(
         out.print("[green]Every promise of the demo held.[/green]")
 
 
-async def _on_a_fresh_stack(*, quiet: bool) -> DemoResult:
+async def _on_a_fresh_stack(provider: str, daytona_url: str, daemon: str, *, quiet: bool) -> DemoResult:
     with tempfile.TemporaryDirectory(prefix="hearth-demo-") as directory:
         # The embedded Postgres may run as another user, who has to get through to its own directory.
         os.chmod(directory, 0o755)  # noqa: S103 - it holds nothing but a demo
         root = Path(directory)
-        stack = Stack(StackOptions(root=root, ports=dict.fromkeys(SERVICES, 0)))
         tell = (lambda _: None) if quiet else say
         try:
-            await stack.up(tell)
-            record = stack.record()
-            assert record is not None
-            where = Addresses(*(record.address(name) for name in ("pool", "history", "relay", "sandbox")))
-            async with Client(where) as client:
-                return await _Conversation(client, quiet=quiet).run()
-        except StackError as error:
+            if provider == "local":
+                return await _on_a_stack(root, {}, provider, tell, quiet=quiet)
+            async with stand_in.daytona(root, daytona_url, daemon, tell) as environment:
+                return await _on_a_stack(root, environment, provider, tell, quiet=quiet)
+        except (StackError, stand_in.Unusable) as error:
             fail(str(error))
-        finally:
-            await asyncio.shield(stack.down(tell))
+
+
+async def _on_a_stack(
+    root: Path, environment: Mapping[str, str], provider: str, tell: Say, *, quiet: bool
+) -> DemoResult:
+    stack = Stack(StackOptions(root=root, ports=dict.fromkeys(SERVICES, 0), environment=environment))
+    try:
+        await stack.up(tell)
+        record = stack.record()
+        assert record is not None
+        where = Addresses(*(record.address(name) for name in ("pool", "history", "relay", "sandbox")))
+        async with Client(where) as client:
+            conversation = _Conversation(client, quiet=quiet)
+            return await (conversation.on_daytona() if provider == "daytona" else conversation.run())
+    finally:
+        await asyncio.shield(stack.down(tell))
 
 
 class _Conversation:
-    """The five turns, and the readers beside them. The first reader watches from before the first turn to the end."""
+    """The turns, and the readers beside them. The first reader watches from before the first turn to the end."""
 
     def __init__(self, client: Client, *, quiet: bool) -> None:
         self._client = client
@@ -85,35 +118,76 @@ class _Conversation:
         self._key = session_key("demo", f"demo-{uuid.uuid4().hex[:8]}")
         self._reader = _Reader()
         self._number = 0
+        self._spec: control_pb2.SessionSpec | None = None
 
     async def run(self) -> DemoResult:
-        watching = asyncio.create_task(self._reader.follow(self._client, self._key))
-        try:
-            turns = [
-                await self._turn("a cold start", "remember my name is Ada"),
-                await self._turn("the same agent, still warm", "what is my name?"),
-            ]
-            await self._client.pools.EvictEntry(
-                pool_service_pb2.EvictEntryRequest(session=self._key, request_id=str(uuid.uuid4())),
-                timeout=TURN_SECONDS,
-            )
-            turns.append(await self._turn("parked to stopped, restarted from its disk", "what is my name?"))
-            late = _Reader()
+        """On this machine."""
+        late = _Reader()
+        async with self._watched():
+            turns = await self._ladder()
             turns.append(await self._turn("a second reader joins in the middle", "stream 120 words at 60/s", late=late))
             turns.append(await self._turn("a Stop in the middle", "stream 3000 words at 60/s", stop=True))
-            replayed = [item async for item in self._client.history(self._key)]
-            await self._reader.until_sequence(replayed[-1].cursor.sequence if replayed else 0)
+            replayed = await self._replayed()
+        complete = late.complete(turns[3].execution_id, replayed) and late.joined_live
+        return DemoResult(turns, LateReader(complete=complete), self._compared(replayed))
+
+    async def on_daytona(self) -> DemoResult:
+        """On Daytona."""
+        self._spec = control_pb2.SessionSpec(
+            permissions=control_pb2.PermissionPolicy(
+                default_action=control_pb2.PERMISSION_ACTION_DENY,
+                rules=[control_pb2.PermissionRule(tool="search", action=control_pb2.PERMISSION_ACTION_ALLOW)],
+            )
+        )
+        try:
+            async with self._watched():
+                turns = await self._ladder()
+                asking = 'ask search {"for": "hearths"}\nask remove {"path": "everything"}'
+                turns.append(await self._turn("tools that ask for leave, decided by the policy", asking))
+                replayed = await self._replayed()
+        finally:
+            await self._let_go()
+        return DemoResult(turns, None, self._compared(replayed), "daytona")
+
+    async def _ladder(self) -> list[TurnResult]:
+        turns = [
+            await self._turn("a cold start", "remember my name is Ada"),
+            await self._turn("the same agent, still warm", "what is my name?"),
+        ]
+        await self._client.pools.EvictEntry(
+            pool_service_pb2.EvictEntryRequest(session=self._key, request_id=str(uuid.uuid4())),
+            timeout=TURN_SECONDS,
+        )
+        turns.append(await self._turn("parked to stopped, restarted from its disk", "what is my name?"))
+        return turns
+
+    async def _let_go(self) -> None:
+        """Delete the sandbox and its workspace: at a provider they would outlive the demo."""
+        await self._client.sessions.DeleteSession(
+            session_service_pb2.DeleteSessionRequest(session=self._key, request_id=str(uuid.uuid4())),
+            timeout=TURN_SECONDS,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        watching = asyncio.create_task(self._reader.follow(self._client, self._key))
+        try:
+            yield
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-        return DemoResult(
-            turns=turns,
-            late_reader=LateReader(complete=late.complete(turns[3].execution_id, replayed) and late.joined_live),
-            replay=Replay(
-                events=len(replayed),
-                contiguous=[item.cursor.sequence for item in replayed] == list(range(1, len(replayed) + 1)),
-                equal=_bytes_of(replayed) == _bytes_of(self._reader.events),
-            ),
+
+    async def _replayed(self) -> list[event_pb2.EventItem]:
+        """The log, once the reader has all of it too."""
+        replayed = [item async for item in self._client.history(self._key)]
+        await self._reader.until_sequence(replayed[-1].cursor.sequence if replayed else 0)
+        return replayed
+
+    def _compared(self, replayed: list[event_pb2.EventItem]) -> Replay:
+        return Replay(
+            events=len(replayed),
+            contiguous=[item.cursor.sequence for item in replayed] == list(range(1, len(replayed) + 1)),
+            equal=_bytes_of(replayed) == _bytes_of(self._reader.events),
         )
 
     async def _turn(self, title: str, text: str, *, late: _Reader | None = None, stop: bool = False) -> TurnResult:
@@ -121,7 +195,7 @@ class _Conversation:
         if not self._quiet:
             err.print(f"[bold]{self._number}[/bold] {title}: [cyan]{escape(text)}[/cyan]")
         begun = time.monotonic()
-        sent = await self._client.send(self._key, text)
+        sent = await self._client.send(self._key, text, spec=self._spec if self._number == 1 else None)
         execution_id = sent.started.execution.execution_id
         following: asyncio.Task[None] | None = None
         async with asyncio.timeout(TURN_SECONDS):
@@ -158,6 +232,10 @@ class _Conversation:
             events=len(events),
             frames=self._reader.frames.get(execution_id, 0),
             text=" ".join(_agent_texts(events)),
+            tools=[_tool(event.tool_completed) for event in events if event.HasField("tool_completed")],
+            permissions=[
+                _permission(event.interaction_resolved) for event in events if event.HasField("interaction_resolved")
+            ],
         )
         if not self._quiet:
             err.print(f"  [green]{escape(result.text[:70])}[/green]", soft_wrap=True)
@@ -253,6 +331,14 @@ def _agent_texts(events: list[event_pb2.Event]) -> list[str]:
     ]
 
 
+def _tool(tool: event_pb2.ToolCompleted) -> tuple[str, str]:
+    return tool.name, event_pb2.ToolStatus.Name(tool.status).removeprefix("TOOL_STATUS_").lower()
+
+
+def _permission(resolved: event_pb2.InteractionResolved) -> tuple[str, str]:
+    return event_pb2.Decision.Name(resolved.decision).removeprefix("DECISION_").lower(), resolved.decided_by
+
+
 def _print_table(result: DemoResult) -> None:
     stages = list(dict.fromkeys(stage for turn in result.turns for stage in turn.stages_ms))
     table = Table(title="one conversation, times in ms", title_justify="left", box=None, pad_edge=False)
@@ -263,8 +349,12 @@ def _print_table(result: DemoResult) -> None:
         cells = ["" if time is None else f"{time:.0f}" for time in (*times, turn.first_output_ms, turn.total_ms)]
         table.add_row(str(turn.n), turn.how, turn.outcome, *cells, str(turn.events), str(turn.frames))
     out.print(table)
-    late = "saw all of it" if result.late_reader.complete else "MISSED SOMETHING"
-    out.print(f"late reader of turn 4: {late}", soft_wrap=True)
+    if result.late_reader is not None:
+        late = "saw all of it" if result.late_reader.complete else "MISSED SOMETHING"
+        out.print(f"late reader of turn 4: {late}", soft_wrap=True)
+    for turn in result.turns:
+        for (tool, status), (decision, decider) in zip(turn.tools, turn.permissions, strict=False):
+            out.print(f"tool of turn {turn.n}: {escape(tool)} {decision} by {decider}, {status}", soft_wrap=True)
     out.print(
         f"replay from 0: {result.replay.events} events, contiguous: {result.replay.contiguous},"
         f" equal to what the reader saw live: {result.replay.equal}",

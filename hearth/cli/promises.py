@@ -7,7 +7,11 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TurnResult:
-    """One turn. Times are milliseconds; `first_output_ms` is None when no text came; `text` is what the agent said."""
+    """One turn. Times are milliseconds; `first_output_ms` is None when no text came; `text` is what the agent said.
+
+    `tools` are name and status of the tool calls that ended; `permissions` what became of what the agent asked for, and
+    who or what decided.
+    """
 
     n: int
     execution_id: str
@@ -23,6 +27,8 @@ class TurnResult:
     events: int
     frames: int
     text: str
+    tools: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    permissions: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,17 +49,35 @@ class Replay:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All of it."""
+    """All of it. `provider` is `local` or `daytona`; on the latter there is no late reader."""
 
     turns: list[TurnResult]
-    late_reader: LateReader
+    late_reader: LateReader | None
     replay: Replay
+    provider: str = "local"
 
 
 def broken_promises(result: DemoResult) -> list[str]:
     """One sentence for each promise that did not hold; empty when all did."""
-    cold, warm, restarted, shared, stopped = result.turns
-    checks = [
+    checks = [*_of_the_ladder(*result.turns[:3]), *_of_the_replay(result.replay)]
+    completed = result.turns[:4]
+    if result.provider == "daytona":
+        checks += _of_permissions(result.turns[3])
+    else:
+        stopped = result.turns[4]
+        late = result.late_reader is not None and result.late_reader.complete
+        checks += [
+            (stopped.outcome == "stopped", f"turn 5 should be stopped, it was {stopped.outcome!r}"),
+            (late, "the late reader should have seen all of the answer that it joined"),
+        ]
+    checks += [
+        (turn.outcome == "completed", f"turn {turn.n} should complete, it was {turn.outcome!r}") for turn in completed
+    ]
+    return [sentence for held, sentence in checks if not held]
+
+
+def _of_the_ladder(cold: TurnResult, warm: TurnResult, restarted: TurnResult) -> list[tuple[bool, str]]:
+    return [
         (cold.how == "cold", f"turn 1 should start cold, it was {cold.how!r}"),
         (warm.how == "warm", f"turn 2 should continue warm, it was {warm.how!r}"),
         (warm.agent_pid == cold.agent_pid != 0, "turn 2 should be answered by the agent process of turn 1"),
@@ -64,14 +88,26 @@ def broken_promises(result: DemoResult) -> list[str]:
         (restarted.sandbox_id == warm.sandbox_id != "", "turn 3 should run in the sandbox of turn 2"),
         (restarted.agent_session_loaded, "turn 3 should have loaded the agent's session from disk"),
         ("Ada" in restarted.text, f"turn 3 should answer Ada, it said {restarted.text!r}"),
-        (stopped.outcome == "stopped", f"turn 5 should be stopped, it was {stopped.outcome!r}"),
-        (result.late_reader.complete, "the late reader should have seen all of the answer that it joined"),
-        (result.replay.events > 0, "the log should hold events"),
-        (result.replay.contiguous, "the replay should be contiguous"),
-        (result.replay.equal, "the replay should equal what the reader saw live"),
     ]
-    checks += [
-        (turn.outcome == "completed", f"turn {turn.n} should complete, it was {turn.outcome!r}")
-        for turn in (cold, warm, restarted, shared)
+
+
+def _of_the_replay(replay: Replay) -> list[tuple[bool, str]]:
+    return [
+        (replay.events > 0, "the log should hold events"),
+        (replay.contiguous, "the replay should be contiguous"),
+        (replay.equal, "the replay should equal what the reader saw live"),
     ]
-    return [sentence for held, sentence in checks if not held]
+
+
+def _of_permissions(asked: TurnResult) -> list[tuple[bool, str]]:
+    return [
+        (asked.how == "warm", f"turn 4 should continue warm, it was {asked.how!r}"),
+        (
+            asked.permissions == [("allowed", "policy"), ("denied", "policy")],
+            f"the policy should allow one call and deny one, it was {asked.permissions}",
+        ),
+        (
+            sorted(status for _, status in asked.tools) == ["denied", "succeeded"],
+            f"one tool should have run and one not, it was {asked.tools}",
+        ),
+    ]

@@ -6,8 +6,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+import grpc.aio
 from grpc_health.v1 import health_pb2
 from grpc_health.v1._async import HealthServicer
+
+from hearth.version import VERSION_KEY, version
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +23,22 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+class _Servicer(HealthServicer):  # type: ignore[misc]
+    """The standard service, which also tells the version of the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._version = ((VERSION_KEY, version()),)
+
+    async def Check(
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
+    ) -> health_pb2.HealthCheckResponse:
+        context.set_trailing_metadata(self._version)
+        return await super().Check(request, context)
+
+
 class Health:
     """The health of one process.
 
@@ -28,7 +47,7 @@ class Health:
     """
 
     def __init__(self) -> None:
-        self.servicer = HealthServicer()
+        self.servicer = _Servicer()
         self._checks: dict[str, Check] = {}
         self._down: dict[str, str] = {}
         self._services: list[str] = [""]

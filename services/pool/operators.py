@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from hearth.pool.v1 import pool_service_pb2 as calls
 from hearth.pool.v1 import pool_service_pb2_grpc
@@ -27,12 +28,22 @@ _MOST = 1_000
 class PoolService(pool_service_pb2_grpc.PoolServiceServicer):
     """What operators call."""
 
-    def __init__(self, *, store: Store, entries: Entries, driver: Driver, replicas: Replicas, stats: Stats) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        entries: Entries,
+        driver: Driver,
+        replicas: Replicas,
+        stats: Stats,
+        warnings: Sequence[str] = (),
+    ) -> None:
         self._store = store
         self._entries = entries
         self._driver = driver
         self._replicas = replicas
         self._stats = stats
+        self._warnings = warnings
 
     async def ListEntries(self, request: calls.ListEntriesRequest, context: Context) -> calls.ListEntriesResponse:
         """Live agent sessions, least recently used first."""
@@ -103,4 +114,5 @@ class PoolService(pool_service_pb2_grpc.PoolServiceServicer):
             turns_by_outcome=self._stats.turns_by_outcome,
             misses_by_reason=self._stats.misses_by_reason,
             outbox_depth=await self._store.outbox_depth(),
+            warnings=self._warnings,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import grpc.aio
@@ -15,12 +15,13 @@ from services.chassis import fields
 from services.chassis.auth import ANY_PROJECT, current_caller, require_project
 from services.chassis.errors import invalid
 from services.sandbox import problems, requests, usage
-from services.sandbox.acquire import Acquired, Acquirer, Want
+from services.sandbox.acquire import Acquired, Acquirer
 from services.sandbox.claims import Claim, RenewalVerdict, judge_renewal
 from services.sandbox.providers.port import InstanceNotFound, Provider, ProviderError, ProviderRefused
 from services.sandbox.reconciler import Reconciler
 from services.sandbox.release import Releaser
 from services.sandbox.rows import Row
+from services.sandbox.starting import Want
 from services.sandbox.states import Observed, Tenure
 from services.sandbox.store import Position, Store
 from services.sandbox.tiers import Tier
@@ -50,6 +51,7 @@ class SandboxServicer(sandbox_service_pb2_grpc.SandboxServiceServicer):
         transitions: Transitions,
         works: Works,
         activity_refresh: float,
+        warnings: Sequence[str] = (),
     ) -> None:
         self._store = store
         self._providers = providers
@@ -62,6 +64,7 @@ class SandboxServicer(sandbox_service_pb2_grpc.SandboxServiceServicer):
         self._transitions = transitions
         self._works = works
         self._activity_refresh = activity_refresh
+        self._warnings = warnings
 
     async def Acquire(
         self, request: sandbox_service_pb2.AcquireRequest, context: _Context
@@ -201,9 +204,17 @@ class SandboxServicer(sandbox_service_pb2_grpc.SandboxServiceServicer):
                 count=tier.count,
                 total=total,
                 cost_micro_usd=tier.cost_micro_usd,
+                micro_usd_per_hour=tier.micro_usd_per_hour,
             )
         for slot in use.slots:
-            response.slots.add(provider=slot.provider, cap=slot.cap, used=slot.used)
+            response.slots.add(
+                provider=slot.provider,
+                cap=slot.cap,
+                used=slot.used,
+                worst_micro_usd_per_hour=slot.worst_micro_usd_per_hour,
+            )
+        if current_caller().project == ANY_PROJECT:
+            response.warnings.extend(self._warnings)
         return response
 
     async def Reconcile(
@@ -222,6 +233,8 @@ class SandboxServicer(sandbox_service_pb2_grpc.SandboxServiceServicer):
             lapsed=report.lapsed,
             unknown=report.unknown,
             refused_unknown=report.refused_unknown,
+            unknown_names=report.unknown_names,
+            unanswered=report.unanswered,
         )
 
     async def _visible(self, sandbox_id: str) -> Row:

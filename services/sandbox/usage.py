@@ -19,22 +19,25 @@ _MICRO = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class TierUse:
-    """One tier of one provider: present count, seconds and millionths of a US dollar since the deployment began."""
+    """One tier of one provider: present count, seconds and millionths of a US dollar since the deployment began, and
+    what the present count costs in an hour."""
 
     provider: str
     tier: str
     count: int
     seconds: float
     cost_micro_usd: int
+    micro_usd_per_hour: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SlotUse:
-    """Warm slots of one provider."""
+    """Warm slots of one provider, and what an hour with all of them taken costs."""
 
     provider: str
     cap: int
     used: int
+    worst_micro_usd_per_hour: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ def tier_uses(totals: Sequence[TierTotal], tiers: Mapping[str, Tier]) -> tuple[T
         for name in TIERS:
             total = found.get((provider, name), TierTotal(provider, name, 0, 0.0))
             cost = cost_micro_usd(name, total.seconds, tiers.get(provider))
-            uses.append(TierUse(provider, name, total.count, total.seconds, cost))
+            hourly = cost_micro_usd(name, total.count * _SECONDS_PER_HOUR, tiers.get(provider))
+            uses.append(TierUse(provider, name, total.count, total.seconds, cost, hourly))
     return tuple(uses)
 
 
@@ -73,7 +77,10 @@ async def read(store: Store, tiers: Mapping[str, Tier], project: str | None) -> 
     totals = await store.usage(project)
     used = await store.slots_used()
     orphans, as_of = await store.orphans(project)
-    slots = tuple(SlotUse(name, tier.slots, used.get(name, 0)) for name, tier in tiers.items())
+    slots = tuple(
+        SlotUse(name, tier.slots, used.get(name, 0), round(tier.worst_per_hour * _MICRO))
+        for name, tier in tiers.items()
+    )
     return Use(tier_uses(totals, tiers), slots, orphans, as_of)
 
 

@@ -78,3 +78,29 @@ def test_a_good_demo_breaks_nothing() -> None:
 )
 def test_a_broken_promise_is_named(change: Callable[[DemoResult], DemoResult], word: str) -> None:
     assert any(word in sentence for sentence in broken_promises(change(good())))
+
+
+def good_on_daytona() -> DemoResult:
+    asked = dataclasses.replace(
+        turn(4, "warm", pid=12),
+        tools=[("search", "succeeded"), ("remove", "denied")],
+        permissions=[("allowed", "policy"), ("denied", "policy")],
+    )
+    return dataclasses.replace(good(), turns=[*good().turns[:3], asked], late_reader=None, provider="daytona")
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (with_turn(3, how="cold"), "restarted"),
+        (with_turn(4, how="cold"), "turn 4 should continue warm"),
+        (with_turn(4, permissions=[("allowed", "policy")]), "allow one call and deny one"),
+        (with_turn(4, permissions=[("allowed", "ann"), ("denied", "policy")]), "allow one call and deny one"),
+        (with_turn(4, tools=[("search", "succeeded"), ("remove", "succeeded")]), "one tool should have run"),
+        (with_turn(4, outcome="failed"), "turn 4 should complete"),
+        (lambda r: dataclasses.replace(r, replay=Replay(20, True, False)), "equal"),
+    ],
+)
+def test_a_broken_promise_on_daytona_is_named(change: Callable[[DemoResult], DemoResult], word: str) -> None:
+    assert broken_promises(good_on_daytona()) == []
+    assert any(word in sentence for sentence in broken_promises(change(good_on_daytona())))

@@ -1,0 +1,86 @@
+"""Messages of the contracts in words and numbers that a person reads at a glance. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import TypeVar
+
+from rich.markup import escape
+from rich.table import Table
+
+from hearth.sandbox.v1 import sandbox_pb2
+from hearth.types.v1 import session_pb2
+
+_MICRO = 1_000_000
+
+_V = TypeVar("_V", bound=int)
+
+# What may be asked for; nothing is any.
+TENURES = {
+    "": sandbox_pb2.TENURE_UNSPECIFIED,
+    "active": sandbox_pb2.TENURE_ACTIVE,
+    "parked": sandbox_pb2.TENURE_PARKED,
+    "free": sandbox_pb2.TENURE_FREE,
+    "orphan": sandbox_pb2.TENURE_ORPHAN,
+}
+
+
+def word(name_of: Callable[[_V], str], value: _V, prefix: str) -> str:
+    """`TENURE_PARKED` as `parked`; a value of a later version as its number; nothing for one that is not set.
+
+    `name_of` is `Name` of the enum.
+    """
+    try:
+        name = name_of(value)
+    except ValueError:
+        return str(value)
+    found = name.removeprefix(prefix).lower().replace("_", " ")
+    return "" if found == "unspecified" else found
+
+
+def state(value: sandbox_pb2.SandboxState.ValueType) -> str:
+    """The state of a sandbox."""
+    return word(sandbox_pb2.SandboxState.Name, value, "SANDBOX_STATE_")
+
+
+def tenure(value: sandbox_pb2.Tenure.ValueType) -> str:
+    """What a sandbox is used for."""
+    return word(sandbox_pb2.Tenure.Name, value, "TENURE_")
+
+
+def session(key: session_pb2.SessionKey) -> str:
+    """`project/session`; nothing where there is none."""
+    return f"{key.project}/{key.session}" if key.session else ""
+
+
+def span(seconds: float) -> str:
+    """A length of time in its largest two units, as `3 h 20 min`."""
+    whole = round(abs(seconds))
+    for size, unit, next_size, next_unit in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // next_size
+            return f"{whole // size} {unit}" + (f" {rest} {next_unit}" if rest else "")
+    return f"{whole} s"
+
+
+def since(moment: datetime, now: datetime) -> str:
+    """How long ago; a clock that is a little behind is no time ago."""
+    return span(max(0.0, (now - moment).total_seconds()))
+
+
+def dollars(micro: int) -> str:
+    """Millionths of a US dollar as `$1.25`, with the digits that a small amount needs."""
+    amount = micro / _MICRO
+    return f"${amount:.2f}" if amount >= 1 or amount == 0 else f"${amount:.4f}"
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole: Iterable[str] = ()) -> Table:
+    """A table without borders. Columns named in `whole` are never cut: ids are there to be copied."""
+    keep = set(whole)
+    made = Table(box=None, pad_edge=False)
+    for column in columns:
+        made.add_column(column, no_wrap=column in keep, overflow="fold")
+    for row in rows:
+        made.add_row(*(escape(cell) for cell in row))
+    return made
