@@ -142,7 +142,7 @@ class OrganizationApi:
         return reply({"items": found, "total": len(found), "nextCursor": None})
 
     async def _create_secret(self, request: web.Request) -> web.StreamResponse:
-        return reply(self._secrets.put(await body_of(request)).shown())
+        return reply(self._secrets.put(await body_of(request)).shown(), 201)
 
     async def _get_secret(self, request: web.Request) -> web.StreamResponse:
         return reply(self._secrets.get(request.match_info["secret"]).shown())
@@ -152,7 +152,7 @@ class OrganizationApi:
 
     async def _delete_secret(self, request: web.Request) -> web.StreamResponse:
         self._secrets.delete(request.match_info["secret"])
-        return web.Response()
+        return web.Response(status=204)
 
     async def _list_snapshots(self, _: web.Request) -> web.StreamResponse:
         items = [self._snapshot(name) for name in self._snapshots or [self._default_snapshot]]
