@@ -57,7 +57,7 @@ class DaemonStarter:
             # Another one that restarts it ended our script, or there is something wrong with the shell.
             raise ProviderUnavailable(f"the restart of the daemon gave no answer (exit code {done.code})")
         kept = {name: value for name, value in env.items() if name == "TMPDIR"}
-        return await self._until_up(sandbox_id, int(answer.rest), daemon.token, kept, secrets, until)
+        return await self._until_up(sandbox_id, int(answer.rest), daemon.token, env=kept, secrets=secrets, until=until)
 
     async def address(self, sandbox_id: str) -> Address:
         """Where the daemon answers, asked anew."""
@@ -68,7 +68,16 @@ class DaemonStarter:
         """Let go of connections."""
         await self._http.close()
 
-    async def _until_up(self, sandbox_id: str, pid: int, token: str, secrets: Sequence[str], until: float) -> Address:
+    async def _until_up(
+        self,
+        sandbox_id: str,
+        pid: int,
+        token: str,
+        *,
+        env: Mapping[str, str],
+        secrets: Sequence[str],
+        until: float,
+    ) -> Address:
         """Wait for the daemon through its preview URL; one that ended or stays silent is told with its log."""
         address = await self.address(sandbox_id)
         look = self._clock.monotonic() + _LOOK_INSIDE_SECONDS

@@ -129,6 +129,8 @@ class Lifecycle:
             waiting = ProviderUnavailable(f"{reference} is not seen gone")
             try:
                 seen = await self.look(reference, until, sure=accepted)
+                # A name is given up when the deletion begins, so from now on only the id shows how it goes.
+                reference = seen.id
                 if instance_state(seen) is not InstanceState.DELETING:
                     await self._sdk.delete(seen.id)
                     accepted = True
@@ -269,6 +271,7 @@ class _Watch:
         if self._last is not None and self._clock.monotonic() >= self._until:
             raise ProviderUnavailable(f"{self._last.name} stays {self._last.state}")
         seen = await self._lifecycle.look(self._reference, self._until)
+        self._reference = seen.id
         if self._last is not None and (self._last.state, self._last.desired) == (seen.state, seen.desired):
             await self._clock.sleep(self._pause)
             self._pause = min(self._pause * _GROWTH, self._options.longest_pause)
