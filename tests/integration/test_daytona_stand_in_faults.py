@@ -169,7 +169,7 @@ async def test_faults_of_toolbox_and_proxy_come_from_there(client: AsyncDaytona,
             assert (response.status, (await response.json())["source"]) == (502, "DAYTONA_PROXY")
         stand_in.faults.add(Fault("preview", Kind.DROP, times=1))
         with pytest.raises(aiohttp.ClientError):
-            await http.get(link.url)
+            await http.post(link.url)
 
 
 async def test_a_switch_waits_its_turn_and_keeps_to_its_sandbox(client: AsyncDaytona, stand_in: RunningStandIn) -> None:

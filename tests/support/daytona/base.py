@@ -37,10 +37,10 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     numbers: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([channel, woken], [], [])
+        ready, _, _ = select.select([channel.fileno(), woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
-        if channel in ready:
+        if channel.fileno() in ready:
             data, descriptors, _, _ = socket.recv_fds(channel, _BIGGEST, 16)
             message = json.loads(data) if data else {"end": True}
             if message.get("end"):
@@ -86,7 +86,7 @@ def _above(descriptor: int, least: int) -> int:
 
 
 def _reap() -> list[tuple[int, int]]:
-    found = []
+    found: list[tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -68,7 +68,7 @@ class Gate:
             try:
                 headers = dict(self._enter(request, classes) if keyed else {})
                 fault = self._faults.decide(call, named)
-                response = await self._answer(request, handler, fault, source, streams)
+                response = await self._answer(request, handler, fault, sandbox, call, source, streams)
                 if not response.prepared:
                     response.headers.update(headers)
                 status = response.status
@@ -97,12 +97,20 @@ class Gate:
         return dict(self._limiter.count(classes))
 
     async def _answer(
-        self, request: web.Request, handler: Handler, fault: Fault | None, source: str, streams: bool
+        self,
+        request: web.Request,
+        handler: Handler,
+        fault: Fault | None,
+        sandbox: Sandbox | None,
+        call: str,
+        source: str,
+        streams: bool,
     ) -> web.StreamResponse:
         await asyncio.sleep(self._chance.seconds(self._delays.call))
         if fault is None:
             return await handler(request)
-        self._journal.write("fault", call=request.path, kind=fault.kind.value)
+        named = {"sandbox": sandbox.id, "session": sandbox.session} if sandbox is not None else {}
+        self._journal.write("fault", **named, call=call, fault=fault.kind.value)
         request[FAULT] = fault
         if fault.kind is Kind.STATUS:
             raise refusal(fault, source)

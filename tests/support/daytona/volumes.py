@@ -141,7 +141,7 @@ class _Link:
 
 
 def _make_link(path: Path, target: Path) -> _Link:
-    made = []
+    made: list[Path] = []
     for parent in reversed(path.parents):
         if not parent.exists():
             parent.mkdir()
