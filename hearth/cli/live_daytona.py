@@ -10,14 +10,13 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib.util
-import json as json_module
 import os
 import secrets
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 from rich.markup import escape
@@ -230,7 +229,7 @@ async def _daytona() -> AsyncIterator[tuple[Provider, float]]:
     from services.chassis.clock import SystemClock, SystemIds
     from services.sandbox.providers.daytona import DaytonaProvider
 
-    options, price = _options(os.environ)
+    options, price = _options()
     provider = await DaytonaProvider.connect(options, SystemClock(), SystemIds())
     try:
         yield provider, price
@@ -238,31 +237,30 @@ async def _daytona() -> AsyncIterator[tuple[Provider, float]]:
         await provider.close()
 
 
-def _options(environment: Mapping[str, str]) -> tuple[DaytonaOptions, float]:
-    """As the sandbox service reads them, but without a volume: what this run makes must all go with its sandbox."""
-    from services.sandbox.providers.daytona_options import API_URL, MOUNT, SANDBOX_AGENT, DaytonaOptions
+def _options() -> tuple[DaytonaOptions, float]:
+    """As the sandbox service reads them, but without a volume: what this run makes must all go with its sandbox.
 
-    def of(name: str, default: str = "") -> str:
-        return environment.get(f"HEARTH_DAYTONA_{name}") or default
+    What the SDK itself reads from the environment stands in for what is not set.
+    """
+    from pydantic import ValidationError
 
-    key = of("API_KEY") or environment.get("DAYTONA_API_KEY", "")
-    if not key:
-        raise _Unusable("no API key: set HEARTH_DAYTONA_API_KEY or DAYTONA_API_KEY")
+    from services.chassis.settings import problems
+    from services.sandbox.settings import SandboxSettings
+
+    environment = os.environ
+    unset = [name for name in ("API_URL", "API_KEY", "TARGET") if not environment.get(f"HEARTH_DAYTONA_{name}")]
+    values: dict[str, Any] = {
+        f"daytona_{name.lower()}": environment[f"DAYTONA_{name}"]
+        for name in unset
+        if environment.get(f"DAYTONA_{name}")
+    }
     try:
-        daemon = json_module.loads(of("DAEMON", "null"))
-        price = float(of("PRICE_RUNNING", "0.17"))
-    except ValueError as error:
-        raise _Unusable(f"HEARTH_DAYTONA_DAEMON or HEARTH_DAYTONA_PRICE_RUNNING is wrong: {error}") from None
-    return DaytonaOptions(
-        api_url=of("API_URL") or environment.get("DAYTONA_API_URL") or API_URL,
-        api_key=key,
-        target=of("TARGET") or environment.get("DAYTONA_TARGET", ""),
-        snapshot=of("SNAPSHOT"),
-        image=of("IMAGE"),
-        volume="",
-        daemon=tuple(daemon) if daemon else SANDBOX_AGENT,
-        mount=of("MOUNT", MOUNT),
-    ), price
+        settings = SandboxSettings(
+            postgres_dsn="postgresql://not-used", providers=["daytona"], default_provider="daytona", **values
+        )
+    except ValidationError as error:
+        raise _Unusable("; ".join(problems(SandboxSettings, error))) from None
+    return dataclasses.replace(settings.daytona_options(), volume=""), settings.daytona_price_running
 
 
 def _why(error: BaseException) -> str:
