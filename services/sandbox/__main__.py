@@ -44,6 +44,7 @@ async def build(app: App[SandboxSettings]) -> AsyncIterator[None]:
         app.on_drain("work on sandboxes", parts.works.drain)
         reconciler = parts.reconciler
         app.tasks.repeat("leases", reconciler.read_leases, every=settings.lease_read_interval, clock=app.clock)
+        app.tasks.repeat("workers", parts.workers.look, every=settings.worker_gone / 2, clock=app.clock)
         app.tasks.repeat("reconcile", reconciler.turn, every=settings.reconcile_interval, clock=app.clock)
         try:
             yield

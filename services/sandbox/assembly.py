@@ -18,9 +18,15 @@ from services.sandbox.release import Releaser
 from services.sandbox.service import SandboxServicer
 from services.sandbox.settings import SandboxSettings
 from services.sandbox.slots import Slots
+from services.sandbox.starting import Starter
 from services.sandbox.store import Store
 from services.sandbox.transitions import Transitions
+from services.sandbox.warnings import warnings
+from services.sandbox.workers import Workers
 from services.sandbox.works import Works
+
+# Of a lease: how often a claim is renewed for a caller that waits. A holder's own renewals come as often.
+_SHARE_OF_LEASE = 1 / 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,7 @@ class Parts:
     acquirer: Acquirer
     releaser: Releaser
     reconciler: Reconciler
+    workers: Workers
     servicer: SandboxServicer
 
 
@@ -55,6 +62,17 @@ async def assemble(
     transitions = Transitions(store, providers, clock, settings.deadlines())
     slots = Slots(store, transitions, tiers)
     await slots.prepare()
+    workers = Workers(store, settings.postgres_dsn, clock, gone_after=settings.worker_gone)
+    await workers.start(tasks)
+    daemons = Daemons(session, clock, timeout=settings.probe_timeout)
+    starter = Starter(
+        store=store,
+        transitions=transitions,
+        daemons=daemons,
+        agents=agents,
+        deployment_id=deployment_id,
+        ids=ids,
+    )
     releaser = Releaser(
         store=store, providers=providers, transitions=transitions, slots=slots, works=works, tiers=tiers
     )
@@ -62,21 +80,23 @@ async def assemble(
         store=store,
         providers=providers,
         transitions=transitions,
-        daemons=Daemons(session, clock, timeout=settings.probe_timeout),
+        starter=starter,
+        daemons=daemons,
         works=works,
         agents=agents,
-        deployment_id=deployment_id,
         clock=clock,
-        ids=ids,
+        renew_every=settings.lease * _SHARE_OF_LEASE,
     )
     reconciler = Reconciler(
         store=store,
         providers=providers,
         transitions=transitions,
         releaser=releaser,
+        slots=slots,
         works=works,
         deployment_id=deployment_id,
         clock=clock,
+        ids=ids,
         lease=settings.lease_limits(),
         limits=settings.drift_limits(),
         keep_gone=settings.keep_gone_rows,
@@ -93,5 +113,6 @@ async def assemble(
         transitions=transitions,
         works=works,
         activity_refresh=settings.activity_refresh,
+        warnings=warnings(settings),
     )
-    return Parts(store, slots, works, acquirer, releaser, reconciler, servicer)
+    return Parts(store, slots, works, acquirer, releaser, reconciler, workers, servicer)

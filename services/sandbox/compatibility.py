@@ -59,8 +59,12 @@ class AgentCommand:
     auth_paths: tuple[str, ...] = AUTH_PATHS
 
 
-def fingerprint(spec: Spec) -> str:
-    """Lower-case hex SHA-256 of what creation bakes in. The order of names and addresses does not matter."""
+def fingerprint(spec: Spec, baked: Mapping[str, str]) -> str:
+    """Lower-case hex SHA-256 of what creation bakes in: `spec`, and what the provider itself puts there (`baked`: what
+    it chooses where the spec leaves it the choice, its volume). The order of names does not matter.
+
+    The network policy is not in it: a provider may be able to change that, see `network_policy` and `next_step`.
+    """
     return _digest(
         {
             "provider": spec.provider,
@@ -69,12 +73,20 @@ def fingerprint(spec: Spec) -> str:
             "image": spec.image,
             "target": spec.target,
             "resources": [spec.cpus, spec.memory_mib, spec.disk_mib],
-            "network": spec.network,
-            "allow": sorted({address.strip() for address in spec.allow}),
             "env": sorted(spec.env),
             "secrets": sorted([secret.name, secret.generation] for secret in spec.secrets),
+            "baked": dict(baked),
         }
     )
+
+
+def network_policy(spec: Spec) -> str:
+    """What it may reach, in one spelling: `OPEN`, `BLOCKED`, `ALLOW_LIST` with its addresses in order, or empty where
+    the spec leaves it to the provider. An empty list of addresses blocks everything."""
+    if spec.network != "ALLOW_LIST":
+        return spec.network
+    allowed = sorted({address.strip() for address in spec.allow})
+    return " ".join(["ALLOW_LIST", *allowed]) if allowed else "BLOCKED"
 
 
 def daemon_fingerprint(spec: Spec, agents: Mapping[str, AgentCommand]) -> str:
@@ -114,6 +126,9 @@ class Wanted:
     holder: str
     fingerprint: str
     daemon_fingerprint: str
+    network: str = ""
+    # Whether the policy of an existing instance can be changed to it.
+    converges: bool = False
 
 
 def next_step(row: Row | None, wanted: Wanted) -> Step:  # noqa: PLR0911 - a table, read from the top
@@ -132,11 +147,13 @@ def next_step(row: Row | None, wanted: Wanted) -> Step:  # noqa: PLR0911 - a tab
         return Step.SETTLE
     if row.claim == wanted.claim and row.holder == wanted.holder and row.reachable:
         return Step.ANSWER
-    if row.fingerprint != wanted.fingerprint:
+    same_network = row.network == wanted.network
+    if row.fingerprint != wanted.fingerprint or not (same_network or wanted.converges):
         return Step.REPLACE
     if row.observed is Observed.RUNNING:
-        # A holder is given a live daemon only if the daemon answers to nobody else and runs what is asked for.
-        kept = row.holder == wanted.holder and row.daemon_fingerprint == wanted.daemon_fingerprint
+        # A holder is given a live daemon only if the daemon answers to nobody else and runs what is asked for. Under
+        # another policy it is started anew: connections that the old policy allowed end with the processes.
+        kept = row.holder == wanted.holder and row.daemon_fingerprint == wanted.daemon_fingerprint and same_network
         return Step.ATTACH if kept and row.reachable else Step.RESTART
     if row.observed is Observed.STOPPED:
         return Step.START

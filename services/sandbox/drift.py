@@ -6,7 +6,7 @@ Rows win over labels: an instance is ours to judge by its row, and only one with
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from services.sandbox.providers.port import Instance, InstanceState
@@ -42,25 +42,49 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one pass over one provider does. `refused`: too many are unknown, so something is wrong with the rows or
-    the label, and none of them is touched."""
+    """What one pass over one provider does. `late`: instances that came after their row was seen gone, as of a create
+    that nobody waited for any more. `refused`: too many are unknown, so something is wrong with the rows or the label,
+    and none of the unknown is touched."""
 
     mends: tuple[tuple[Row, Mend], ...]
+    late: tuple[Instance, ...]
     unknown: tuple[Instance, ...]
     refused: bool
 
 
-def compare(rows: Sequence[Row], instances: Sequence[Instance], limits: Limits, *, confirmed: bool) -> Plan:
-    """`rows` must have been read before `instances` were listed: a row written in between is then only missed, not
-    mended by what was true before it. `confirmed`: a person has looked at the unknown ones."""
+def strangers(rows: Sequence[Row], instances: Sequence[Instance]) -> list[Instance]:
+    """The instances that none of these rows is about."""
+    names = {row.name for row in rows}
+    ids = {row.provider_id for row in rows if row.provider_id}
+    return [instance for instance in instances if instance.name not in names and instance.provider_id not in ids]
+
+
+def compare(
+    rows: Sequence[Row],
+    instances: Sequence[Instance],
+    limits: Limits,
+    *,
+    gone: Collection[str] = (),
+    tripped: bool = False,
+    confirmed: bool = False,
+) -> Plan:
+    """`rows` (none that is gone) must have been read before `instances` were listed: a row written in between is then
+    only missed, not mended by what was true before it.
+
+    `gone`: names of instances whose row was seen gone. `tripped`: there were too many unknown ones before, and nobody
+    has looked yet. `confirmed`: a person has.
+    """
     by_name = {instance.name: instance for instance in instances}
-    known = {row.name for row in rows}
-    unknown = tuple(instance for instance in instances if instance.name not in known and instance.age >= limits.young)
+    by_id = {instance.provider_id: instance for instance in instances}
+    strange = strangers(rows, instances)
+    unknown = tuple(instance for instance in strange if instance.name not in gone and instance.age >= limits.young)
     allowed = max(limits.most_unknown, limits.share_unknown * len(instances))
+    too_many = len(unknown) > allowed or (tripped and len(unknown) > 0)
     return Plan(
-        mends=tuple((row, mend(row, by_name.get(row.name))) for row in rows),
+        mends=tuple((row, mend(row, by_id.get(row.provider_id) or by_name.get(row.name))) for row in rows),
+        late=tuple(instance for instance in strange if instance.name in gone),
         unknown=unknown,
-        refused=len(unknown) > allowed and not confirmed,
+        refused=too_many and not confirmed,
     )
 
 

@@ -46,29 +46,43 @@ FROM sandbox.sandboxes AS b WHERE b.sandbox_id = $1
 
 -- name: insert
 -- The intent, before the provider is asked. No row comes back when the session has a sandbox already, or the claim was
--- closed. $1 id, $2 project, $3 session, $4 provider, $5 agent, $6 fingerprint, $7 daemon fingerprint, $8 holder,
--- $9 epoch, $10 attempt, $11 worker, $12 seconds until the deadline.
+-- closed, or a higher one stands. $1 id, $2 project, $3 session, $4 provider, $5 agent, $6 fingerprint, $7 daemon
+-- fingerprint, $8 holder, $9 epoch, $10 attempt, $11 worker, $12 seconds until the deadline, $13 network policy.
 INSERT INTO sandbox.sandboxes AS b (
     sandbox_id, project, session, provider, agent, fingerprint, daemon_fingerprint, holder, claim_epoch, claim_attempt,
-    worker, deadline, desired, observed, tenure)
-SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, clock_timestamp() + make_interval(secs => $12),
+    worker, deadline, network, desired, observed, tenure)
+SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, clock_timestamp() + make_interval(secs => $12), $13,
        'RUNNING', 'CREATING', 'ACTIVE'
 WHERE NOT EXISTS (
     SELECT FROM sandbox.sessions AS s
-    WHERE s.project = $2 AND s.session = $3 AND (s.closed_epoch, s.closed_attempt) >= ($9, $10))
+    WHERE s.project = $2 AND s.session = $3
+      AND ((s.closed_epoch, s.closed_attempt) >= ($9, $10) OR (s.claim_epoch, s.claim_attempt) > ($9, $10)))
 ON CONFLICT (project, session) WHERE tenure <> 'ORPHAN' AND observed <> 'GONE' DO NOTHING
 RETURNING b.*, false AS overdue
+
+-- name: insert_orphan
+-- An instance that no living row has, written down so that it is counted, and deleted again and again until it is seen
+-- gone. $1 id, $2 project, $3 session (null where the session is not known), $4 provider, $5 provider id, $6 error.
+INSERT INTO sandbox.sandboxes AS b (
+    sandbox_id, project, session, provider, provider_id, last_error, desired, observed, tenure)
+VALUES ($1, $2, $3, $4, $5, $6, 'GONE', 'UNKNOWN', 'ORPHAN')
+ON CONFLICT DO NOTHING
+RETURNING b.*, false AS overdue
+
+-- name: gone
+-- Which of the sandboxes $1 were seen gone.
+SELECT sandbox_id::text FROM sandbox.sandboxes WHERE sandbox_id = ANY ($1::uuid[]) AND observed = 'GONE'
 
 -- name: move
 -- Every change of a row: compare-and-set on its version. Time spent in the tier is added up, a warm slot is given back
 -- as soon as the sandbox is in use again or is seen not to run. $1 id, $2 version; $3 to $16 the new values;
 -- $17 seconds until the deadline of the worker; $18 true: only while the claim is open; $19 only at this count of
--- renewals, null: at any.
+-- renewals, null: at any; $20 true: only while no higher claim stands; $21 network policy.
 WITH moved AS (
     UPDATE sandbox.sandboxes AS b
     SET provider_id = $3, daemon_fingerprint = $4, desired = $5, observed = $6, tenure = $7, holder = $8,
         claim_epoch = $9, claim_attempt = $10, how = $11, token = $12, endpoint_url = $13, endpoint_headers = $14,
-        worker = $15, last_error = $16,
+        worker = $15, last_error = $16, network = $21,
         deadline = CASE WHEN $15::uuid IS NOT NULL THEN clock_timestamp() + make_interval(secs => $17) END,
         version = b.version + 1,
         changed_at = clock_timestamp(),
@@ -88,6 +102,9 @@ WITH moved AS (
           SELECT FROM sandbox.sessions AS s
           WHERE s.project = b.project AND s.session = b.session
             AND (s.closed_epoch, s.closed_attempt) >= ($9, $10)))
+      AND (NOT $20 OR NOT EXISTS (
+          SELECT FROM sandbox.sessions AS s
+          WHERE s.project = b.project AND s.session = b.session AND (s.claim_epoch, s.claim_attempt) > ($9, $10)))
     RETURNING b.*
 ), given_back AS (
     UPDATE sandbox.warm_slots AS w SET sandbox_id = NULL FROM moved
@@ -132,10 +149,40 @@ LEFT JOIN sandbox.sessions AS s ON s.project = a.project AND s.session = a.sessi
 ORDER BY a.place
 
 -- name: leases
--- What an observer reads. A row that somebody works on is not judged: its deadline watches it.
+-- What an observer reads; also of what is being made for a claim, since its holder may be gone. What is being ended is
+-- not judged.
 SELECT sandbox_id::text, claim_epoch, claim_attempt, renewals
 FROM sandbox.sandboxes
-WHERE tenure IN ('ACTIVE', 'PARKED') AND worker IS NULL AND observed <> 'GONE'
+WHERE tenure IN ('ACTIVE', 'PARKED') AND observed <> 'GONE'
+  AND (worker IS NULL OR observed IN ('CREATING', 'STARTING'))
+
+-- name: hold_worker_lock
+-- Held by the session of worker $1 for as long as its process lives; Postgres lets it go with the connection.
+SELECT pg_try_advisory_lock(('x' || left(replace($1::text, '-', ''), 16))::bit(64)::bigint)
+
+-- name: workers_without_lock
+-- Workers other than $1 that have work and hold no lock.
+SELECT DISTINCT b.worker::text FROM sandbox.sandboxes AS b
+WHERE b.worker IS NOT NULL AND b.worker <> $1 AND b.deadline > clock_timestamp()
+  AND NOT EXISTS (
+    SELECT FROM pg_locks AS l
+    WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND ((l.classid::bigint << 32) | l.objid::bigint)
+          = ('x' || left(replace(b.worker::text, '-', ''), 16))::bit(64)::bigint)
+
+-- name: expire_workers
+-- The deadlines of the workers $1 are over, unless one took its lock meanwhile. The version stays: if one lives after
+-- all, it may finish as long as nobody took over.
+UPDATE sandbox.sandboxes AS b SET deadline = clock_timestamp()
+WHERE b.worker = ANY ($1::uuid[]) AND b.deadline > clock_timestamp()
+  AND NOT EXISTS (
+    SELECT FROM pg_locks AS l
+    WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND ((l.classid::bigint << 32) | l.objid::bigint)
+          = ('x' || left(replace(b.worker::text, '-', ''), 16))::bit(64)::bigint)
+RETURNING b.sandbox_id::text
 
 -- name: not_gone
 SELECT b.*, coalesce(b.deadline < clock_timestamp(), false) AS overdue
@@ -146,6 +193,22 @@ ORDER BY b.created_at, b.sandbox_id
 SELECT b.*, false AS overdue FROM sandbox.sandboxes AS b
 WHERE b.provider = $1 AND b.tenure = 'PARKED' AND b.observed = 'RUNNING' AND b.worker IS NULL
 ORDER BY b.used_at LIMIT 1
+
+-- name: parked_beyond
+-- Parked sandboxes of $1 whose warm slot has a number above $2, as after the cap was lowered.
+SELECT b.*, false AS overdue FROM sandbox.sandboxes AS b
+WHERE b.provider = $1 AND b.tenure = 'PARKED' AND b.observed = 'RUNNING' AND b.worker IS NULL
+  AND NOT EXISTS (SELECT FROM sandbox.warm_slots AS w WHERE w.sandbox_id = b.sandbox_id AND w.number <= $2)
+
+-- name: breaker
+SELECT unknown FROM sandbox.breakers WHERE provider = $1
+
+-- name: trip_breaker
+INSERT INTO sandbox.breakers (provider, unknown) VALUES ($1, $2)
+ON CONFLICT (provider) DO UPDATE SET unknown = excluded.unknown
+
+-- name: reset_breaker
+DELETE FROM sandbox.breakers WHERE provider = $1
 
 -- name: page
 -- $1 project, $2 session, $3 tenure: null is any; $4 whether with those that are gone; after ($5, $6); at most $7.

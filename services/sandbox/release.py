@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from services.chassis import crashpoints
 from services.sandbox import problems
 from services.sandbox.claims import Claim
 from services.sandbox.providers.port import Provider, ProviderError
@@ -22,6 +23,20 @@ from services.sandbox.transitions import Transitions, disposition
 from services.sandbox.works import Works
 
 logger = logging.getLogger(__name__)
+
+crashpoint = crashpoints.declare(
+    "sandbox",
+    "release.claims_closed",
+    "release.parked",
+    "release.answering",
+    "lapse.ended",
+    "workspace.claims_closed",
+    "workspace.sandbox_deleted",
+    "workspace.deleted",
+)
+
+# Whoever works on such a one is making it for a claim.
+_BEING_MADE = frozenset({Observed.CREATING, Observed.STARTING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +96,14 @@ class Releaser:
 
     async def lapse(self, sandbox_id: str, claim: Claim, renewals: int) -> Row | None:
         """End the tenure of a sandbox whose lease was seen to stand still at this claim and count: a parked one is
-        stopped, an active one deleted. None: it was renewed, or is somebody else's."""
+        stopped, an active one deleted. None: it was renewed, or is somebody else's.
+
+        Also while it is being made: who works on it finds the row taken and undoes what it has in hands.
+        """
         row = await self._store.get(sandbox_id)
-        if row is None or row.claim != claim or row.tenure not in (Tenure.ACTIVE, Tenure.PARKED) or row.worker:
+        if row is None or row.claim != claim or row.tenure not in (Tenure.ACTIVE, Tenure.PARKED):
+            return None
+        if row.worker and row.observed not in _BEING_MADE:
             return None
         logger.warning(
             "nobody renews this claim",
@@ -94,26 +114,29 @@ class Releaser:
         else:
             ended = await self._transitions.delete(row, renewals=renewals)
         if ended is not None and row.key is not None:
+            crashpoint("lapse.ended")
             await self._store.close_claims(row.key, claim)
         return ended
 
     async def _release(self, key: Key, claim: Claim, reason: str) -> Released:
         await self._store.close_claims(key, claim)
+        crashpoint("release.claims_closed")
         waited_for = ""
         while True:
             row = (await self._store.view(key)).row
             if row is None or row.claim > claim:
                 return await self._nothing_left(waited_for)
-            if row.in_transition:
+            wanted = self._fate(row, reason)
+            if row.in_transition and not (wanted is Fate.DELETE and row.observed is Observed.STARTING):
                 waited_for = row.sandbox_id
                 await self._transitions.wait(row)
                 continue
-            wanted = self._fate(row, reason)
             if row.overdue and wanted is not Fate.DELETE:
                 await self._transitions.settle(row)
                 continue
             done = await self._apply(row, wanted)
             if done is not None:
+                crashpoint("release.answering")
                 return Released(done, row.sandbox_id)
 
     async def _nothing_left(self, waited_for: str) -> Released:
@@ -132,6 +155,7 @@ class Releaser:
             if parked is None:
                 return None
             if parked.tenure is Tenure.PARKED:
+                crashpoint("release.parked")
                 self._works.start(
                     "refresh activity", ("refresh", row.sandbox_id), lambda: self.refresh(row.provider, row.reference)
                 )
@@ -160,7 +184,7 @@ class Releaser:
                 raise problems.sandbox_not_found(sandbox_id)
             if row.observed is Observed.GONE:
                 return Disposition.NOTHING
-            if row.in_transition:
+            if row.in_transition and row.observed is not Observed.STARTING:
                 await self._transitions.wait(row)
                 continue
             ended = await self._transitions.delete(row)
@@ -169,6 +193,7 @@ class Releaser:
 
     async def _delete_workspace(self, key: Key, claim: Claim) -> None:
         await self._store.close_claims(key, claim)
+        crashpoint("workspace.claims_closed")
         while True:
             view = await self._store.view(key)
             standing = view.standing
@@ -180,6 +205,7 @@ class Releaser:
                 await self._transitions.wait(view.row)
             else:
                 await self._transitions.delete(view.row)
+        crashpoint("workspace.sandbox_deleted")
         for provider in self._providers:
             try:
                 await self._transitions.call(
@@ -187,6 +213,7 @@ class Releaser:
                 )
             except ProviderError as trouble:
                 raise problems.provider_unavailable(trouble) from None
+        crashpoint("workspace.deleted")
 
     def _fate(self, row: Row, reason: str) -> Fate:
         tier = self._tiers.get(row.provider)

@@ -12,6 +12,8 @@ from services.sandbox.claims import NO_CLAIM, Claim, Standing
 from services.sandbox.states import Desired, How, Observed, Tenure
 
 NAME_PREFIX = "hearth-"
+# The network policy of a sandbox whose policy nobody can tell: it is being changed, or is older than its column.
+UNKNOWN_NETWORK = "?"
 
 
 class Key(NamedTuple):
@@ -32,7 +34,7 @@ class Row:
 
     A row in transition names its `worker`; `overdue` says that, by the database's clock, its deadline had passed when
     the row was read, so the worker is taken for dead. `key` is None only where the session is not known. `token` is
-    the daemon's; None means that nobody knows what the daemon would accept.
+    the daemon's; None means that nobody knows what the daemon would accept. `network` is what it may reach now.
     """
 
     sandbox_id: str
@@ -58,6 +60,7 @@ class Row:
     created_at: datetime | None = None
     changed_at: datetime | None = None
     last_error: str = ""
+    network: str = UNKNOWN_NETWORK
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ from services.sandbox.drift import Limits
 from services.sandbox.logins import AUTH_PATHS
 from services.sandbox.providers.daytona_options import API_URL, MOUNT, PORT, SANDBOX_AGENT, VOLUME, DaytonaOptions
 from services.sandbox.providers.local import AGENTD
-from services.sandbox.tiers import Tier
+from services.sandbox.tiers import Tier, auto_stop_problem
 from services.sandbox.transitions import Deadlines
 
 _BUILT = ("local", "daytona")
@@ -119,9 +119,14 @@ class SandboxSettings(PostgresSettings):
     probe_timeout: float = Field(default=3.0, gt=0, description="a daemon that takes longer to answer is lost")
     activity_refresh: float = Field(default=240.0, gt=0, description="how often a provider is told of a running turn")
 
+    stop_window: float = Field(default=600.0, ge=0, description="as the pool has it: kept running after a user's Stop")
+
     lease: float = Field(default=90.0, gt=0, description="a claim that nobody renews for that long is ended")
     lease_read_interval: float = Field(default=5.0, gt=0, description="how often the leases are read")
     lease_gap: float = Field(default=10.0, gt=0, description="after a longer gap in reading, watching begins anew")
+    worker_gone: float = Field(
+        default=2.0, gt=0, description="a process whose lock is seen free for that long is dead; its work is taken over"
+    )
     reconcile_interval: float = Field(default=30.0, gt=0, description="between comparisons with the providers")
     keep_gone_rows: float = Field(default=7 * 86_400.0, ge=0, description="how long rows of gone sandboxes are kept")
 
@@ -169,6 +174,14 @@ class SandboxSettings(PostgresSettings):
                 f"{PREFIX}DEFAULT_PROVIDER={self.default_provider} is not among {PREFIX}PROVIDERS="
                 f"{','.join(self.providers)}"
             )
+        for name, tier in self.tiers().items():
+            minutes = getattr(self, f"{name}_auto_stop_minutes", None)
+            if minutes is not None:
+                problem = auto_stop_problem(
+                    minutes * 60.0, refresh=self.activity_refresh, parked=tier.longest_parked(self.stop_window)
+                )
+                if problem:
+                    raise ValueError(f"{PREFIX}{name.upper()}_AUTO_STOP_MINUTES={minutes:g} {problem}")
         if "daytona" in self.providers:
             self._check_daytona()
         if self.lease_gap <= self.lease_read_interval:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from services.chassis import crashpoints
 from services.sandbox.rows import Row
 from services.sandbox.store import Store
 from services.sandbox.tiers import Tier
 from services.sandbox.transitions import Transitions
 
 logger = logging.getLogger(__name__)
+
+crashpoint = crashpoints.declare("sandbox", "park.slot_taken", "park.evicted")
 
 
 class Slots:
@@ -37,6 +40,7 @@ class Slots:
         """
         if not await self._take(row):
             return row
+        crashpoint("park.slot_taken")
         parked = await self._transitions.park(row)
         if parked is None:
             await self._store.return_slot(row.sandbox_id)
@@ -50,6 +54,7 @@ class Slots:
             return True
         if not await self._evict(row.provider):
             return False
+        crashpoint("park.evicted")
         return await self._store.take_slot(row.provider, cap, row.sandbox_id)
 
     async def _evict(self, provider: str) -> bool:
@@ -58,9 +63,19 @@ class Slots:
         One that a turn takes at this moment is lost to it, and the next one is tried.
         """
         while (victim := await self._store.least_recently_parked(provider)) is not None:
-            keep_disk = self._tiers[provider].park_stopped
-            ended = await (self._transitions.stop(victim) if keep_disk else self._transitions.delete(victim))
-            if ended is not None:
-                logger.info("evicted from its warm slot", extra={"sandbox_id": victim.sandbox_id})
+            if await self._end(victim):
                 return True
         return False
+
+    async def trim(self, provider: str) -> int:
+        """End what is parked beyond the cap, as after it was lowered or keeping running was switched off; how many."""
+        tier = self._tiers.get(provider)
+        beyond = await self._store.parked_beyond(provider, tier.slots if tier is not None else 0)
+        return sum([await self._end(row) for row in beyond])
+
+    async def _end(self, row: Row) -> bool:
+        keep_disk = self._tiers[row.provider].park_stopped
+        ended = await (self._transitions.stop(row) if keep_disk else self._transitions.delete(row))
+        if ended is not None:
+            logger.info("evicted from its warm slot", extra={"sandbox_id": row.sandbox_id})
+        return ended is not None

@@ -96,7 +96,7 @@ class Store:
 
     async def insert(self, row: Row, *, deadline: float) -> Row | None:
         """Write the intent to create, worked on by this process for `deadline` seconds. None: the session has a
-        sandbox, or the claim was closed."""
+        sandbox, or the claim does not stand any more."""
         assert row.key is not None
         record = await self._pool.fetchrow(
             self._sql.insert,
@@ -110,8 +110,21 @@ class Store:
             *row.claim,
             self.worker,
             deadline,
+            row.network,
         )
         return _row(record) if record is not None else None
+
+    async def insert_orphan(self, row: Row) -> Row | None:
+        """Write down an instance that has no living row. None: it has a row by now."""
+        key = row.key or (None, None)
+        record = await self._pool.fetchrow(
+            self._sql.insert_orphan, row.sandbox_id, *key, row.provider, row.provider_id, row.last_error
+        )
+        return _row(record) if record is not None else None
+
+    async def gone(self, sandbox_ids: Sequence[str]) -> set[str]:
+        """Which of these sandboxes were seen gone."""
+        return {record["sandbox_id"] for record in await self._pool.fetch(self._sql.gone, list(sandbox_ids))}
 
     async def move(
         self,
@@ -120,12 +133,14 @@ class Store:
         *,
         deadline: float = 0.0,
         while_open: bool = False,
+        while_highest: bool = False,
         renewals: int | None = None,
     ) -> Row | None:
         """Change the row from `before` to `after`, if it is still at the version of `before`.
 
-        `deadline`: seconds that `after.worker` has. `while_open`: only if the claim of `after` is not closed.
-        `renewals`: only at this count. Raises `IllegalChange` for what the table of states does not have.
+        `deadline`: seconds that `after.worker` has. `while_open`: only if the claim of `after` is not closed;
+        `while_highest`: and no higher one stands. `renewals`: only at this count. Raises `IllegalChange` for what the
+        table of states does not have.
         """
         states.check(before.observed, after.observed)
         record = await self._pool.fetchrow(
@@ -146,8 +161,10 @@ class Store:
             after.worker,
             after.last_error,
             deadline,
-            while_open,
+            while_open or while_highest,
             renewals,
+            while_highest,
+            after.network,
         )
         return _row(record) if record is not None else None
 
@@ -179,6 +196,18 @@ class Store:
         records = await self._pool.fetch(self._sql.leases)
         return [Reading(r["sandbox_id"], Claim(r["claim_epoch"], r["claim_attempt"]), r["renewals"]) for r in records]
 
+    async def hold_worker_lock(self, connection: asyncpg.Connection[asyncpg.Record]) -> bool:
+        """Take the lock that shows that this process lives; it is the connection's. False: an older one has it."""
+        return bool(await connection.fetchval(self._sql.hold_worker_lock, self.worker))
+
+    async def workers_without_lock(self) -> list[str]:
+        """Other processes that have work and do not show that they live."""
+        return [record["worker"] for record in await self._pool.fetch(self._sql.workers_without_lock, self.worker)]
+
+    async def expire_workers(self, workers: Sequence[str]) -> list[str]:
+        """End the deadlines of these workers, unless one shows that it lives; the sandboxes that they worked on."""
+        return [record["sandbox_id"] for record in await self._pool.fetch(self._sql.expire_workers, list(workers))]
+
     async def not_gone(self, provider: str) -> list[Row]:
         """All sandboxes of a provider that were not seen gone, oldest first."""
         return [_row(record) for record in await self._pool.fetch(self._sql.not_gone, provider)]
@@ -187,6 +216,22 @@ class Store:
         """The parked sandbox that was not used for the longest time."""
         record = await self._pool.fetchrow(self._sql.least_recently_parked, provider)
         return _row(record) if record is not None else None
+
+    async def parked_beyond(self, provider: str, cap: int) -> list[Row]:
+        """Parked sandboxes that hold no warm slot up to number `cap`."""
+        return [_row(record) for record in await self._pool.fetch(self._sql.parked_beyond, provider, cap)]
+
+    async def breaker(self, provider: str) -> int | None:
+        """How many unknown instances tripped the breaker of a provider; None: it is not tripped."""
+        return await self._pool.fetchval(self._sql.breaker, provider)  # type: ignore[no-any-return]
+
+    async def trip_breaker(self, provider: str, unknown: int) -> None:
+        """Touch no unknown instance of this provider until `reset_breaker`."""
+        await self._pool.execute(self._sql.trip_breaker, provider, unknown)
+
+    async def reset_breaker(self, provider: str) -> None:
+        """A person has looked, or nothing is unknown any more."""
+        await self._pool.execute(self._sql.reset_breaker, provider)
 
     async def page(
         self,
@@ -287,6 +332,7 @@ def _row(record: asyncpg.Record) -> Row:
         created_at=record["created_at"],
         changed_at=record["changed_at"],
         last_error=record["last_error"],
+        network=record["network"],
     )
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from services.chassis import crashpoints
 from services.chassis.clock import Clock
 from services.sandbox.providers.port import (
     Instance,
@@ -29,6 +30,17 @@ from services.sandbox.states import Desired, Disposition, Observed, Tenure
 from services.sandbox.store import Store
 
 logger = logging.getLogger(__name__)
+
+crashpoint = crashpoints.declare(
+    "sandbox",
+    "stop.written",
+    "stop.done",
+    "delete.written",
+    "delete.done",
+    "delete.failed",
+    "settle.written",
+    "settle.looked",
+)
 
 _T = TypeVar("_T")
 
@@ -64,7 +76,7 @@ def disposition(row: Row) -> Disposition:
 
 
 class Transitions:
-    """Stop, delete, wait, and settle what a dead worker left. Creating and starting is in `acquire`."""
+    """Stop, delete, wait, and settle what a dead worker left. Creating and starting is in `starting`."""
 
     def __init__(self, store: Store, providers: Mapping[str, Provider], clock: Clock, deadlines: Deadlines) -> None:
         self._store = store
@@ -88,11 +100,18 @@ class Transitions:
         return moved
 
     async def begin(
-        self, row: Row, observed: Observed, deadline: float, *, renewals: int | None = None, **changes: Any
+        self,
+        row: Row,
+        observed: Observed,
+        deadline: float,
+        *,
+        renewals: int | None = None,
+        while_open: bool = False,
+        **changes: Any,
     ) -> Row | None:
         """Become the worker of the row for `deadline` seconds; also to go on as its worker with a new deadline."""
         after = replace(row, observed=observed, worker=self._store.worker, **changes)
-        return await self.move(row, after, deadline=deadline, renewals=renewals)
+        return await self.move(row, after, deadline=deadline, renewals=renewals, while_open=while_open)
 
     async def wait(self, row: Row) -> None:
         """Return when the row changed or its worker's deadline has passed."""
@@ -118,6 +137,7 @@ class Transitions:
         )
         if working is None:
             return None
+        crashpoint("stop.written")
         try:
             await self.call(row.provider, self.deadlines.stop, lambda provider: provider.stop(row.reference))
         except InstanceNotFound:
@@ -125,6 +145,7 @@ class Transitions:
         except ProviderError as trouble:
             logger.warning("stop failed, deleting", extra=_about(row, error=str(trouble)))
             return await self.delete(replace(working, last_error=str(trouble)))
+        crashpoint("stop.done")
         logger.info("sandbox stopped", extra=_about(row))
         return await self.move(working, _at_rest(working, Observed.STOPPED, Tenure.FREE))
 
@@ -135,12 +156,15 @@ class Transitions:
         )
         if working is None:
             return None
+        crashpoint("delete.written")
         try:
             await self.call(row.provider, self.deadlines.delete, lambda provider: provider.delete(row.reference))
         except ProviderError as trouble:
+            crashpoint("delete.failed")
             logger.error("delete failed, sandbox is an orphan", extra=_about(row, error=str(trouble)))
             orphan = _at_rest(working, Observed.UNKNOWN, Tenure.ORPHAN)
             return await self.move(working, replace(orphan, last_error=str(trouble)))
+        crashpoint("delete.done")
         return await self._gone(working)
 
     async def settle(self, row: Row) -> Row | None:
@@ -148,12 +172,14 @@ class Transitions:
         working = await self.begin(row, row.observed, self.deadlines.start)
         if working is None:
             return None
+        crashpoint("settle.written")
         logger.warning("worker is overdue, taking over", extra=_about(row, observed=row.observed, worker=row.worker))
         try:
             instance = await self.call(row.provider, self.deadlines.start, lambda provider: self._look(provider, row))
         except ProviderError as trouble:
             unknown = replace(_idle(working), observed=Observed.UNKNOWN, last_error=str(trouble))
             return await self.move(working, unknown)
+        crashpoint("settle.looked")
         if instance is None:
             return await self._gone(working)
         seen = _SEEN.get(instance.state, Observed.UNKNOWN)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import aiohttp
 
-from services.chassis.clock import SystemClock, SystemIds
+from services.chassis.clock import Clock, SystemClock, SystemIds
 from services.chassis.migrations import migrate
 from services.chassis.postgres import create_pool
 from services.chassis.tasks import Tasks
-from services.sandbox.acquire import Acquired, Want
+from services.sandbox.acquire import Acquired
 from services.sandbox.assembly import Parts, assemble
 from services.sandbox.claims import Claim
 from services.sandbox.compatibility import Spec
@@ -26,6 +26,7 @@ from services.sandbox.providers.local import LocalProvider
 from services.sandbox.providers.port import Address, CreateRequest, DaemonRequest, Instance
 from services.sandbox.rows import Key, Row
 from services.sandbox.settings import SandboxSettings
+from services.sandbox.starting import Want
 from services.sandbox.states import Disposition
 from tests.support.processes import MARKER as RUN_MARKER
 from tests.support.sandboxes import new_id
@@ -147,7 +148,7 @@ class Replica:
 
 
 @contextlib.asynccontextmanager
-async def replica(dsn: str, root: Path, **settings: object) -> AsyncIterator[Replica]:
+async def replica(dsn: str, root: Path, *, clock: Clock | None = None, **settings: object) -> AsyncIterator[Replica]:
     """A replica while the block runs; deadlines are short unless `settings` say otherwise. Sandboxes stay."""
     given: dict[str, object] = {
         "create_deadline": 10.0,
@@ -171,7 +172,7 @@ async def replica(dsn: str, root: Path, **settings: object) -> AsyncIterator[Rep
             providers={"local": provider},
             session=session,
             tasks=tasks,
-            clock=SystemClock(),
+            clock=clock or SystemClock(),
             ids=SystemIds(),
         )
         try:

@@ -10,7 +10,7 @@ Below the root:
     <name>/agents.json      what the daemon may run
     <name>/*.log            what daemon and agents wrote to stderr
     workspaces/<project>/<session>         where the agent works; outlives the sandbox
-    workspaces/<project>/<session>/.home   its HOME, so that what an agent remembers survives too
+    workspaces/<project>/<session>/.home   its HOME, so that what an agent remembers survives too, but for its logins
 
 The processes belong to nobody: they live on when the service dies, and the next one finds them by the state files and
 by the marker in their environment.
@@ -23,8 +23,6 @@ import functools
 import json
 import logging
 import os
-import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -37,6 +35,15 @@ from uuid import uuid4
 
 from services.chassis.clock import Clock
 from services.sandbox.compatibility import Spec
+from services.sandbox.providers.files import (
+    TRASH,
+    path_part,
+    remove_below,
+    remove_old_trash,
+    remove_tree,
+    tail,
+    write_private,
+)
 from services.sandbox.providers.port import (
     Address,
     CreateRequest,
@@ -71,9 +78,6 @@ _INHERITED = (
 )
 _GRACE_SECONDS = 1.5
 _POLL_SECONDS = 0.01
-_TRASH = ".trash-"
-_TRASH_SECONDS = 600.0
-_LOG_TAIL_BYTES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,8 @@ class _State:
     daemon_pid: int = 0
     daemon_started: str = ""
     port: int = 0
+    # Files below HOME that must not outlive the daemon.
+    logins: Sequence[str] = ()
 
     @property
     def daemon(self) -> Process | None:
@@ -128,7 +134,7 @@ class LocalProvider:
         # Daemons that this process started; it must reap those that end, else they stay as zombies.
         self._started: list[subprocess.Popen[bytes]] = []
         self._workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _remove_old_trash(self._root)
+        remove_old_trash(self._root)
 
     @property
     def name(self) -> str:
@@ -162,14 +168,14 @@ class LocalProvider:
         directory = self._directory(request.name)
         self._make_workspace(request.key)
         state = _State(dict(request.labels), *request.key, created=time.time())
-        draft = self._root / f"{_TRASH}{uuid4().hex}"
+        draft = self._root / f"{TRASH}{uuid4().hex}"
         draft.mkdir(mode=0o700)
         try:
             _write_state(draft, state)
             # A directory replaces an empty one only, so of two creates of one name exactly one succeeds.
             draft.rename(directory)
         except OSError:
-            _remove_tree(draft)
+            remove_tree(draft)
             if directory.exists():
                 raise NameTaken(f"{request.name} exists") from None
             raise
@@ -221,10 +227,12 @@ class LocalProvider:
             return
         await self._end(reference, state, grace=0.0)
         directory = self._directory(reference)
-        trash = directory.with_name(f"{_TRASH}{uuid4().hex}")
+        trash = directory.with_name(f"{TRASH}{uuid4().hex}")
         with suppress(FileNotFoundError):
             directory.rename(trash)
-            await asyncio.to_thread(_remove_tree, trash)
+            # Somebody who did not know of this may have started a daemon since; without a directory nobody can.
+            await end(_sandbox_id(reference), None, grace=0.0, clock=self._clock)
+            await asyncio.to_thread(remove_tree, trash)
 
     async def refresh_activity(self, reference: str) -> None:
         """Nothing: no timer stops a local sandbox."""
@@ -238,13 +246,16 @@ class LocalProvider:
         directory = self._directory(reference)
         port_file = directory / "port"
         port_file.unlink(missing_ok=True)
-        _write_private(directory / "token", daemon.token + "\n")
+        write_private(directory / "token", daemon.token + "\n")
         workspace = self._make_workspace(daemon.key)
         agents = {
             name: {"command": list(agent.command), "env": {**agent.env, **daemon.env}, "cwd": str(workspace)}
             for name, agent in daemon.agents.items()
         }
-        _write_private(directory / "agents.json", json.dumps(agents))
+        write_private(directory / "agents.json", json.dumps(agents))
+        logins = sorted({path for agent in daemon.agents.values() for path in agent.auth_paths})
+        remove_below(workspace / ".home", logins)
+        state = replace(state, logins=logins)
         process = self._spawn(directory, self._environment(reference, workspace, daemon.secrets))
         found = identify(process.pid)
         if found is not None:
@@ -270,10 +281,10 @@ class LocalProvider:
     @_told
     async def delete_workspace(self, key: Key) -> None:
         workspace = self._workspace(key)
-        trash = self._root / f"{_TRASH}{uuid4().hex}"
+        trash = self._root / f"{TRASH}{uuid4().hex}"
         with suppress(FileNotFoundError):
             workspace.rename(trash)
-            await asyncio.to_thread(_remove_tree, trash)
+            await asyncio.to_thread(remove_tree, trash)
         with suppress(OSError):  # other sessions of the project
             workspace.parent.rmdir()
 
@@ -296,6 +307,7 @@ class LocalProvider:
     async def _end(self, reference: str, state: _State, *, grace: float) -> None:
         await end(_sandbox_id(reference), state.daemon, grace=grace, clock=self._clock)
         self._reap()
+        remove_below(self._workspace(Key(state.project, state.session)) / ".home", state.logins)
 
     def _spawn(self, directory: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         self._reap()
@@ -321,7 +333,7 @@ class LocalProvider:
             with suppress(FileNotFoundError):
                 return int(port_file.read_text())
             if process.poll() is not None:
-                raise DaemonFailed(f"the daemon ended with {process.returncode}: {_tail(log)}")
+                raise DaemonFailed(f"the daemon ended with {process.returncode}: {tail(log)}")
             await self._clock.sleep(_POLL_SECONDS)
 
     def _environment(self, reference: str, workspace: Path, secrets: Mapping[str, str]) -> dict[str, str]:
@@ -352,7 +364,7 @@ class LocalProvider:
         return _State(**content)
 
     def _workspace(self, key: Key) -> Path:
-        return self._workspaces / _path_part(key.project) / _path_part(key.session)
+        return self._workspaces / path_part(key.project) / path_part(key.session)
 
     def _make_workspace(self, key: Key) -> Path:
         workspace = self._workspace(key)
@@ -373,46 +385,5 @@ def _address(port: int) -> Address:
     return Address(f"http://{HOST}:{port}")
 
 
-def _path_part(text: str) -> str:
-    """A session or project id as one name of a path: `..` must not climb, and `:` separates paths in variables."""
-    escaped = text.replace(":", "%3A")
-    return "%2E" + escaped[1:] if escaped.startswith(".") else escaped
-
-
 def _write_state(directory: Path, state: _State) -> None:
-    _write_private(directory / "state.json", json.dumps(asdict(state)))
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write a file that only this user reads, so that a reader sees the whole of it or what was there before."""
-    draft = path.with_name(f".{path.name}.{uuid4().hex}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(text)
-    draft.replace(path)
-
-
-def _remove_tree(path: Path) -> None:
-    """Remove a tree also where its owner took away the right to write in it, as some package caches do."""
-    for directory, below, _ in os.walk(path):
-        for name in below:
-            inner = os.path.join(directory, name)
-            if not os.path.islink(inner):
-                os.chmod(inner, stat.S_IRWXU)
-    with suppress(FileNotFoundError):
-        shutil.rmtree(path)
-
-
-def _remove_old_trash(root: Path) -> None:
-    """Remove what a killed process left half made or half deleted; what is young may be another one's work."""
-    for left in root.glob(f"{_TRASH}*"):
-        with suppress(FileNotFoundError):
-            if time.time() - left.stat().st_mtime > _TRASH_SECONDS:
-                _remove_tree(left)
-
-
-def _tail(path: Path) -> str:
-    try:
-        text = path.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
-    except OSError:
-        return "it wrote nothing"
-    return " | ".join(line.strip() for line in text.splitlines()[-5:] if line.strip()) or "it wrote nothing"
+    write_private(directory / "state.json", json.dumps(asdict(state)))

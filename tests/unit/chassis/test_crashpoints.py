@@ -47,7 +47,7 @@ def test_a_passage_that_never_comes_and_another_name_do_nothing() -> None:
 
 def test_it_can_freeze_instead() -> None:
     environment = {**os.environ, crashpoints.VARIABLE: "some.one@2=stop"}
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, stderr=2) as process:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE) as process:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
         process.send_signal(signal.SIGCONT)

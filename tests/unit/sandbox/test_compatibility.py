@@ -15,6 +15,7 @@ from services.sandbox.compatibility import (
     Wanted,
     daemon_fingerprint,
     fingerprint,
+    network_policy,
     next_step,
 )
 from services.sandbox.rows import Key, Row
@@ -35,6 +36,9 @@ SPEC = Spec(
 )
 
 
+BAKED = {"snapshot": "v1", "volume": "workspaces"}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -46,8 +50,6 @@ SPEC = Spec(
         {"cpus": 4},
         {"memory_mib": 1},
         {"disk_mib": 1},
-        {"network": "OPEN", "allow": ()},
-        {"allow": ("10.0.0.0/8",)},
         {"env": {"A": "1"}},
         {"env": {"A": "1", "C": "2"}},
         {"secrets": ()},
@@ -56,19 +58,39 @@ SPEC = Spec(
     ],
 )
 def test_what_creation_bakes_in_changes_the_fingerprint(change: dict[str, object]) -> None:
-    assert fingerprint(replace(SPEC, **change)) != fingerprint(SPEC)  # type: ignore[arg-type]
+    assert fingerprint(replace(SPEC, **change), BAKED) != fingerprint(SPEC, BAKED)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("baked", [{}, {**BAKED, "snapshot": "v2"}, {**BAKED, "volume": "other"}])
+def test_so_does_what_the_provider_chooses_and_adds(baked: dict[str, str]) -> None:
+    assert fingerprint(SPEC, baked) != fingerprint(SPEC, BAKED)
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"env": {"B": "2", "A": "other value"}},
-        {"allow": ("192.168.0.0/16", " 10.0.0.0/8 ")},
+        {"network": "OPEN", "allow": ()},
         {"secrets": (Secret("KEY", 1, "another value"),)},
     ],
 )
 def test_order_spelling_and_values_do_not(change: dict[str, object]) -> None:
-    assert fingerprint(replace(SPEC, **change)) == fingerprint(SPEC)  # type: ignore[arg-type]
+    assert fingerprint(replace(SPEC, **change), BAKED) == fingerprint(SPEC, BAKED)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "policy"),
+    [
+        ({}, "ALLOW_LIST 10.0.0.0/8 192.168.0.0/16"),
+        ({"allow": ("192.168.0.0/16", " 10.0.0.0/8 ", "10.0.0.0/8")}, "ALLOW_LIST 10.0.0.0/8 192.168.0.0/16"),
+        ({"allow": ()}, "BLOCKED"),
+        ({"network": "BLOCKED", "allow": ()}, "BLOCKED"),
+        ({"network": "OPEN", "allow": ()}, "OPEN"),
+        ({"network": "", "allow": ()}, ""),
+    ],
+)
+def test_w_r04_a_network_policy_has_one_spelling(change: dict[str, object], policy: str) -> None:
+    assert network_policy(replace(SPEC, **change)) == policy  # type: ignore[arg-type]
 
 
 def test_a_secret_shows_in_no_text_and_no_digest() -> None:
@@ -76,7 +98,7 @@ def test_a_secret_shows_in_no_text_and_no_digest() -> None:
     agents = {"scripted": AgentCommand(("run",), {"TOKEN": "hush-too"})}
     assert daemon_fingerprint(SPEC, agents) == daemon_fingerprint(other, agents)
     assert "hush" not in f"{SPEC!r} {agents!r}"
-    assert len(fingerprint(SPEC)) == 64
+    assert len(fingerprint(SPEC, BAKED)) == 64
 
 
 def test_values_and_commands_need_a_new_daemon() -> None:
@@ -102,6 +124,7 @@ ROW = Row(
     claim=Claim(4, 1),
     token="t",
     url="http://x",
+    network="",
 )
 
 
@@ -132,6 +155,26 @@ ROW = Row(
 )
 def test_next_step(change: dict[str, object], step: Step) -> None:
     assert next_step(replace(ROW, **change), WANTED) is step  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("has", "converges", "observed", "step"),
+    [
+        ("BLOCKED", True, Observed.RUNNING, Step.ATTACH),
+        ("OPEN", True, Observed.RUNNING, Step.RESTART),
+        ("?", True, Observed.RUNNING, Step.RESTART),
+        ("OPEN", True, Observed.STOPPED, Step.START),
+        ("OPEN", False, Observed.RUNNING, Step.REPLACE),
+        ("OPEN", False, Observed.STOPPED, Step.REPLACE),
+        ("?", False, Observed.RUNNING, Step.REPLACE),
+        ("BLOCKED", False, Observed.RUNNING, Step.ATTACH),
+    ],
+)
+def test_w_r04_another_network_policy_is_set_under_a_new_daemon_or_needs_another_sandbox(
+    has: str, converges: bool, observed: Observed, step: Step
+) -> None:
+    wanted = replace(WANTED, network="BLOCKED", converges=converges)
+    assert next_step(replace(ROW, network=has, observed=observed), wanted) is step
 
 
 def test_without_a_sandbox_one_is_created() -> None:

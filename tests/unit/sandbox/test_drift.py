@@ -83,3 +83,25 @@ def test_suspiciously_many_are_left_alone(unknown: int, listed: int, refused: bo
     assert len(plan.unknown) == unknown
     assert plan.refused is refused
     assert not compare(rows, instances, LIMITS, confirmed=True).refused
+
+
+def test_once_tripped_it_waits_for_a_person_also_when_it_would_not_trip_again() -> None:
+    rows = [replace(ROW, sandbox_id=f"known-{number}") for number in range(50)]
+    instances = [instance(row.name) for row in rows] + [instance("hearth-u")]
+    assert not compare(rows, instances, LIMITS).refused
+    assert compare(rows, instances, LIMITS, tripped=True).refused
+    assert not compare(rows, instances, LIMITS, tripped=True, confirmed=True).refused
+    assert not compare(rows, instances[:-1], LIMITS, tripped=True).refused
+
+
+def test_what_comes_after_its_row_was_seen_gone_is_late_whatever_its_age_and_never_unknown() -> None:
+    late = [instance(f"hearth-late{number}", age=1) for number in range(20)]
+    plan = compare([ROW], [instance("hearth-1"), *late], LIMITS, gone={found.name for found in late})
+    assert (plan.late, plan.unknown, plan.refused) == (tuple(late), (), False)
+
+
+def test_a_row_may_know_its_instance_by_the_providers_id_only() -> None:
+    orphan = replace(ROW, sandbox_id="9", provider_id="id-of-x", tenure=Tenure.ORPHAN, observed=Observed.UNKNOWN)
+    plan = compare([orphan], [instance("x")], LIMITS)
+    assert plan.mends == ((orphan, Mend.DELETE),)
+    assert plan.unknown == ()

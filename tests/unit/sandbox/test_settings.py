@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -28,7 +29,7 @@ def read() -> SandboxSettings:
     return SandboxSettings()  # type: ignore[call-arg]
 
 
-def test_defaults(given: pytest.MonkeyPatch) -> None:
+def test_w_c01_defaults(given: pytest.MonkeyPatch) -> None:
     settings = read()
     tier = settings.tiers()["local"]
     assert (tier.window, tier.cap, tier.park_stopped) == (60, 8, True)
@@ -39,7 +40,7 @@ def test_defaults(given: pytest.MonkeyPatch) -> None:
     assert settings.agent_commands()["scripted"].command == (sys.executable, "-P", "-m", "hearth.agents.scripted")
 
 
-def test_zero_is_off_and_not_the_default(given: pytest.MonkeyPatch) -> None:
+def test_w_c01_zero_is_off_and_not_the_default(given: pytest.MonkeyPatch) -> None:
     given.setenv("HEARTH_LOCAL_WARM_WINDOW", "0")
     given.setenv("HEARTH_LOCAL_PARK_STOPPED", "off")
     tier = read().tiers()["local"]
@@ -79,7 +80,7 @@ def test_a_wrong_agent_is_named(given: pytest.MonkeyPatch, value: str, said: str
     assert said in text
 
 
-def test_providers_must_exist_and_hold_the_default(given: pytest.MonkeyPatch) -> None:
+def test_w_c03_providers_must_exist_and_hold_the_default(given: pytest.MonkeyPatch) -> None:
     given.setenv("HEARTH_PROVIDERS", "local,moon")
     assert "HEARTH_PROVIDERS" in wrong()
     given.setenv("HEARTH_PROVIDERS", "local")
@@ -90,3 +91,32 @@ def test_providers_must_exist_and_hold_the_default(given: pytest.MonkeyPatch) ->
 def test_a_watcher_that_could_never_see_a_lapse_is_refused(given: pytest.MonkeyPatch) -> None:
     given.setenv("HEARTH_LEASE_READ_INTERVAL", "10")
     assert "HEARTH_LEASE_GAP" in wrong()
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", ""])
+def test_state_and_logins_of_an_agent_lie_below_its_home(given: pytest.MonkeyPatch, path: str) -> None:
+    for field in ("state_paths", "auth_paths"):
+        given.setenv("HEARTH_AGENTS", json.dumps({"a": {"command": ["x"], field: [path]}}))
+        assert f"agent 'a': {field}" in wrong()
+
+
+def test_logins_of_known_agents_are_known_and_others_are_added(given: pytest.MonkeyPatch) -> None:
+    given.setenv("HEARTH_AGENTS", '{"a": {"command": ["x"], "auth_paths": [".a/key"]}}')
+    paths = read().agent_commands()["a"].auth_paths
+    assert ".codex/auth.json" in paths
+    assert paths[-1] == ".a/key"
+
+
+@pytest.mark.parametrize("value", ["-1", "many"])
+@pytest.mark.parametrize("name", ["LOCAL_WARM_WINDOW", "LOCAL_WARM_CAP", "LOCAL_PARK_STOPPED", "DAYTONA_WARM_CAP"])
+def test_w_c02_a_wrong_number_or_switch_is_named_and_not_replaced(
+    given: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    given.setenv(f"HEARTH_{name}", value)
+    assert f"HEARTH_{name}" in wrong()
+
+
+@pytest.mark.parametrize("value", ["0", "false", "off", "no"])
+def test_w_c02_a_switch_takes_the_usual_spellings(given: pytest.MonkeyPatch, value: str) -> None:
+    given.setenv("HEARTH_LOCAL_PARK_STOPPED", value)
+    assert read().tiers()["local"].park_stopped is False
