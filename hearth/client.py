@@ -14,6 +14,7 @@ For what has no method here there are the stubs: `sessions`, `histories`, `relay
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Self
@@ -31,6 +32,8 @@ from hearth.types.v1 import content_pb2, event_pb2, session_pb2
 from hearth.watch import Watch
 
 CALL_SECONDS = 30.0
+UPLOAD_SECONDS = 300.0
+CHUNK_BYTES = 512 * 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,6 +102,33 @@ class Client:
             ),
             timeout=CALL_SECONDS,
         )
+
+    async def attach(
+        self,
+        key: session_pb2.SessionKey,
+        data: bytes,
+        *,
+        name: str,
+        media_type: str = "application/octet-stream",
+        request_id: str = "",
+    ) -> content_pb2.AttachmentPart:
+        """Upload a file for the messages of a session; what it returns goes into one."""
+        description = session_service_pb2.AttachmentDescription(
+            session=key,
+            request_id=request_id or str(uuid.uuid4()),
+            name=name,
+            media_type=media_type,
+            size_bytes=len(data),
+            digest=hashlib.sha256(data).hexdigest(),
+        )
+
+        async def requests() -> AsyncIterator[session_service_pb2.PutAttachmentRequest]:
+            yield session_service_pb2.PutAttachmentRequest(description=description)
+            for start in range(0, len(data), CHUNK_BYTES):
+                yield session_service_pb2.PutAttachmentRequest(chunk=data[start : start + CHUNK_BYTES])
+
+        answer = await self.sessions.PutAttachment(requests(), timeout=UPLOAD_SECONDS)
+        return answer.attachment
 
     async def stop(
         self, key: session_pb2.SessionKey, *, execution_id: str = "", seen_epoch: int = 0, request_id: str = ""

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mimetypes
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from hearth.cli.credentials import bindings
 from hearth.cli.output import addresses, as_dict, err, out, print_json, run, spec_of, token
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
-from hearth.client import Client, session_key
+from hearth.client import Client, session_key, text_content
 from hearth.reducer import Entry, Transcript, ending_summary, is_ending
 from hearth.session.v1 import session_pb2 as control_pb2
-from hearth.types.v1 import event_pb2, session_pb2
+from hearth.types.v1 import content_pb2, event_pb2, session_pb2
 
+Attach = Annotated[
+    list[Path], typer.Option(exists=True, dir_okay=False, help="file for the (first) message; may be repeated")
+]
+Credential = Annotated[
+    list[str], typer.Option(help="NAME=VARIABLE: a stored credential that the agent gets; may be repeated")
+]
 HOW_COLOURS = {"warm": "green", "restarted": "yellow", "cold": "blue"}
 
 
@@ -33,6 +42,8 @@ def chat(
     project: Annotated[str, typer.Option(envvar="HEARTH_PROJECT", help="project of the session")] = "demo",
     agent: Annotated[str, typer.Option(help="agent of the session; empty: the one it has")] = "",
     permissions: Annotated[str, typer.Option(help="allow or deny what the agent asks for; empty: as it is")] = "",
+    attach: Attach = [],  # noqa: B006 - typer reads it
+    credential: Credential = [],  # noqa: B006
     root: Root = DEFAULT_ROOT,
     json: Json = False,
 ) -> None:
@@ -41,10 +52,18 @@ def chat(
     With --json a line of stdin is a message, and every item of its execution is a line of stdout, as received.
     """
     name = session or f"chat-{uuid.uuid4().hex[:8]}"
-    run(_chat(session_key(project, name), spec_of(agent, permissions), root, json=json))
+    spec = spec_of(agent, permissions, bindings(credential))
+    run(_chat(session_key(project, name), spec, attach, root, json=json))
 
 
-async def _chat(key: session_pb2.SessionKey, spec: control_pb2.SessionSpec | None, root: Root, *, json: bool) -> None:
+async def _chat(
+    key: session_pb2.SessionKey,
+    spec: control_pb2.SessionSpec | None,
+    files: Sequence[Path],
+    root: Root,
+    *,
+    json: bool,
+) -> None:
     if not json:
         out.print(f"session [bold]{escape(key.session)}[/bold] of project {escape(key.project)}; an empty line leaves")
     async with Client(addresses(root), token=token()) as client:
@@ -55,8 +74,9 @@ async def _chat(key: session_pb2.SessionKey, spec: control_pb2.SessionSpec | Non
             line = (await asyncio.to_thread(sys.stdin.readline)).strip()
             if not line:
                 return
-            answer = await client.send(key, line, spec=spec)
-            spec = None
+            content = [*text_content(line), *await attached(client, key, files)]
+            answer = await client.send(key, content, spec=spec)
+            spec, files = None, ()
             execution_id = answer.started.execution.execution_id
             if json:
                 print_json(as_dict(answer))
@@ -67,6 +87,18 @@ async def _chat(key: session_pb2.SessionKey, spec: control_pb2.SessionSpec | Non
             with _stopped_by_interrupt(client, key, execution_id):
                 await follow_turn(client, key, execution_id, after=cursor, json=json)
             cursor = (await client.head(key)).head
+
+
+async def attached(client: Client, key: session_pb2.SessionKey, files: Sequence[Path]) -> list[content_pb2.ContentPart]:
+    """Files of this machine as parts of a message."""
+    parts = []
+    for file in files:
+        kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+        data = await asyncio.to_thread(file.read_bytes)
+        parts.append(
+            content_pb2.ContentPart(attachment=await client.attach(key, data, name=file.name, media_type=kind))
+        )
+    return parts
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from hearth.cli import bench, chat, demo, sessions, stack
+from hearth.cli import bench, chat, credentials, demo, doctor, pool, sandboxes, sessions, stack
 
 app = typer.Typer(
     name="hearth", help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -16,6 +16,10 @@ stack.register(app)
 demo.register(app)
 chat.register(app)
 sessions.register(app)
+credentials.register(app)
+sandboxes.register(app)
+pool.register(app)
+doctor.register(app)
 bench.register(app)
 
 

@@ -8,7 +8,7 @@ import enum
 import json
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -56,14 +56,16 @@ def addresses(root: Path) -> Addresses:
 PERMISSIONS = {"allow": control_pb2.PERMISSION_ACTION_ALLOW, "deny": control_pb2.PERMISSION_ACTION_DENY}
 
 
-def spec_of(agent: str, permissions: str) -> control_pb2.SessionSpec | None:
+def spec_of(
+    agent: str, permissions: str, credentials: Sequence[control_pb2.CredentialBinding] = ()
+) -> control_pb2.SessionSpec | None:
     """The spec that options ask for; None, the one that the session has, when they ask for nothing."""
     if permissions and permissions not in PERMISSIONS:
         raise typer.BadParameter(f"{permissions!r} is none of {', '.join(PERMISSIONS)}", param_hint="--permissions")
-    if not agent and not permissions:
+    if not agent and not permissions and not credentials:
         return None
     policy = control_pb2.PermissionPolicy(default_action=PERMISSIONS[permissions]) if permissions else None
-    return control_pb2.SessionSpec(agent=agent, permissions=policy)
+    return control_pb2.SessionSpec(agent=agent, permissions=policy, credentials=credentials)
 
 
 def token() -> str:

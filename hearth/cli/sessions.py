@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from hearth.cli.chat import follow_turn
+from hearth.cli.chat import Attach, Credential, attached, follow_turn
+from hearth.cli.credentials import bindings
 from hearth.cli.output import Exit, addresses, as_dict, out, print_json, run, spec_of, token
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
-from hearth.client import Client, session_key
+from hearth.client import Client, session_key, text_content
 from hearth.history.v1 import history_pb2  # noqa: F401 - registers the messages that JSON output needs
 from hearth.reducer import is_ending, text_of
 from hearth.relay.v1 import relay_pb2
@@ -37,6 +38,8 @@ def send(
     agent: Annotated[str, typer.Option(help="agent of the session; empty: the one it has")] = "",
     permissions: Annotated[str, typer.Option(help="allow or deny what the agent asks for; empty: as it is")] = "",
     on_busy: Annotated[str, typer.Option(help="queue, reject or steer, when the agent works already")] = "queue",
+    attach: Attach = [],  # noqa: B006 - typer reads it
+    credential: Credential = [],  # noqa: B006
     request_id: Annotated[str, typer.Option(help="key of idempotency; empty: a new one")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="show the answer and wait for its end")] = False,
     root: Root = DEFAULT_ROOT,
@@ -45,7 +48,7 @@ def send(
     """Give the agent a message. Exit code 1 when `--wait` saw the turn fail."""
     if on_busy not in ON_BUSY:
         raise typer.BadParameter(f"{on_busy!r} is none of {', '.join(ON_BUSY)}", param_hint="--on-busy")
-    spec = spec_of(agent, permissions)
+    spec = spec_of(agent, permissions, bindings(credential))
 
     async def work() -> int:
         key = session_key(project, session)
@@ -53,7 +56,7 @@ def send(
             head = (await client.head(key)).head if wait else None
             answer = await client.send(
                 key,
-                text,
+                [*text_content(text), *await attached(client, key, attach)],
                 request_id=request_id or str(uuid.uuid4()),
                 spec=spec,
                 on_busy=ON_BUSY[on_busy],

@@ -8,6 +8,7 @@ record.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import dataclasses
 import fcntl
@@ -224,6 +225,8 @@ class Stack:
             "HEARTH_LOCAL_ROOT": str(self.root / "sandboxes"),
             MARKER: str(self.root),
         }
+        if name == "pool" and not environment.get("HEARTH_SECRET_KEY"):
+            environment["HEARTH_SECRET_KEY"] = self._secret_key()
         for service in SERVICES:
             if record.address(service):
                 environment[f"HEARTH_{service.upper()}_ADDRESS"] = record.address(service)
@@ -235,6 +238,21 @@ class Stack:
         command = [sys.executable, "-m", f"services.{name}"]
         pid = daemons.spawn(command, log=self.log_path(name), cwd=Path.cwd(), env=environment)
         return pid, address_file
+
+    def _secret_key(self) -> str:
+        """The key that seals credentials in this stack: made once, kept beside the database that it locks."""
+        path = self.root / "secret.key"
+        if not path.exists():
+            fresh = path.with_suffix(".new")
+            fresh.unlink(missing_ok=True)
+            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(base64.urlsafe_b64encode(os.urandom(32)).decode() + "\n")
+                file.flush()
+                # What is sealed with it must not outlive it.
+                os.fsync(file.fileno())
+            fresh.rename(path)
+        return path.read_text().strip()
 
     async def _bound_address(self, name: str, record: ProcessRecord, address_file: Path) -> str:
         async with self._starting(name):

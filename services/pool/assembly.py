@@ -16,6 +16,7 @@ from services.pool.control.outbox import Outbox
 from services.pool.control.settlement import Settlement
 from services.pool.control.sweeps import Sweeps
 from services.pool.control.takeovers import Takeovers
+from services.pool.credentials_store import Credentials
 from services.pool.harness.port import HarnessClient
 from services.pool.log import Log
 from services.pool.removal import Removal
@@ -23,7 +24,7 @@ from services.pool.replicas import Replicas
 from services.pool.rows import Execution, Key
 from services.pool.settings import PoolSettings
 from services.pool.stats import Stats
-from services.pool.store import Store
+from services.pool.store import PickedUp, Store
 from services.pool.turns.driver import Driver
 from services.pool.turns.parking import Parking, close_agent
 from services.pool.turns.recovery import Recovery
@@ -39,6 +40,7 @@ class Parts:
     store: Store
     inputs: Inputs
     commands: Commands
+    credentials: Credentials
     removal: Removal
     entries: Entries
     driver: Driver
@@ -53,15 +55,16 @@ class _Bell:
 
     driver: Driver | None = None
 
-    def __call__(self, key: Key, *, admitted_at: float | None = None) -> None:
+    def __call__(self, key: Key, *, admitted_at: float | None = None, picked: PickedUp | None = None) -> None:
         assert self.driver is not None
-        self.driver.wake(key, admitted_at=admitted_at)
+        self.driver.wake(key, admitted_at=admitted_at, picked=picked)
 
 
 def assemble(
     settings: PoolSettings,
     *,
     store: Store,
+    credentials: Credentials,
     producer: Producer,
     log: Log,
     sandboxes: Sandboxes,
@@ -98,6 +101,7 @@ def assemble(
         outbox=outbox,
         settlement=settlement,
         sandboxes=sandboxes,
+        credentials=credentials,
         entries=entries,
         harness=harness,
         producer=producer,
@@ -144,11 +148,13 @@ def assemble(
         queue_cap=settings.queue_cap,
         changed=bell,
         settle_ended=settlement.settle_ended,
+        driver=lambda: None if driver.closed else holder,
     )
     return Parts(
         store=store,
         inputs=inputs,
         commands=commands,
+        credentials=credentials,
         removal=removal,
         entries=entries,
         driver=driver,

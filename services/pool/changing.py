@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from datetime import datetime
 
 from services.chassis.postgres import Connection, Queries
 from services.pool import records
+from services.pool.attachments import Attachment, NewAttachment
 from services.pool.control.executions import leading_to
 from services.pool.rows import (
     Command,
@@ -54,6 +56,7 @@ class Changing:
         spec: bytes | None = None,
         execution_id: str | None = None,
         deleted_at: datetime | None = None,
+        holder: str | None = None,
     ) -> None:
         """Change columns of the session row; what is not given stays."""
         given = {
@@ -62,6 +65,7 @@ class Changing:
             "spec": spec,
             "execution_id": execution_id,
             "deleted_at": deleted_at,
+            "holder": holder,
         }
         changes = {name: value for name, value in given.items() if value is not None}
         self.session = dataclasses.replace(self.session, **changes)  # type: ignore[arg-type]
@@ -85,6 +89,7 @@ class Changing:
                 row["request_fingerprint"],
                 records.text(row["request_input_id"]),
                 records.text(row["request_command_id"]),
+                records.text(row["request_attachment_id"]),
             )
         active = records.execution(row) if row["execution_id"] is not None else None
         return View(request, active, row["queued"], row["open_gates"])
@@ -102,11 +107,45 @@ class Changing:
         *,
         input_id: str | None = None,
         command_id: str | None = None,
+        attachment_id: str | None = None,
     ) -> None:
         """Note what was accepted under a request id."""
         await self._connection.execute(
-            self._queries.insert_request, *self.key, request_id, method, fingerprint, input_id, command_id
+            self._queries.insert_request,
+            *self.key,
+            request_id,
+            method,
+            fingerprint,
+            input_id,
+            command_id,
+            attachment_id,
         )
+
+    async def attach(self, attachment_id: str, new: NewAttachment) -> None:
+        """Keep a file for the messages of this session."""
+        await self._connection.execute(
+            self._queries.insert_attachment,
+            attachment_id,
+            *self.key,
+            new.name,
+            new.media_type,
+            new.digest,
+            new.content,
+        )
+
+    async def attachments(self, ids: Sequence[str]) -> dict[str, Attachment]:
+        """Those of these attachments that this session has, by id."""
+        if not ids:
+            return {}
+        rows = await self._connection.fetch(self._queries.attachments, *self.key, ids)
+        return {str(row["attachment_id"]): records.attachment(row) for row in rows}
+
+    async def credential_ends(self, names: Sequence[str]) -> dict[str, datetime | None]:
+        """Those of these credentials that the project has, with when each ends."""
+        if not names:
+            return {}
+        rows = await self._connection.fetch(self._queries.credentials_by_name, self.key.project, names)
+        return {row["name"]: row["expires_at"] for row in rows}
 
     async def admit(
         self,
@@ -119,9 +158,10 @@ class Changing:
         spec: bytes | None,
         expected_transcript: bytes | None,
         traceparent: str,
+        driver: str | None = None,
     ) -> Execution | None:
         """Store a request with its input: promoted to a new execution at the session's epoch when one is named, else
-        at the end of the queue."""
+        at the end of the queue. A `driver` has picked that execution up."""
         row = await self._connection.fetchrow(
             self._queries.admit,
             *self.key,
@@ -134,6 +174,7 @@ class Changing:
             expected_transcript,
             traceparent,
             self.session.epoch,
+            driver,
         )
         return records.execution(row) if row is not None else None
 

@@ -10,6 +10,7 @@ from hearth.pool.v1 import pool_pb2
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from services.pool.control.inputs import Sent, content_of
+from services.pool.credentials import Credential
 from services.pool.rows import Command, Execution, Input, InputState, Replica
 from services.pool.store import Shown
 from services.pool.warm.entries import Entry
@@ -108,6 +109,16 @@ def entry(found: Entry) -> pool_pb2.Entry:
         turns=found.turns,
         used_at=timestamp(found.used_at),
         expires_at=timestamp(found.expires_at),
+    )
+
+
+def credential(row: Credential) -> sessions.Credential:
+    """A credential, without its value."""
+    return sessions.Credential(
+        name=row.name,
+        generation=row.generation,
+        expires_at=timestamp(row.expires_at),
+        updated_at=timestamp(row.updated_at),
     )
 
 

@@ -23,7 +23,7 @@ WHERE project = $1 AND session = $2
 
 -- name: view
 SELECT e.*, r.method AS request_method, r.fingerprint AS request_fingerprint, r.input_id AS request_input_id,
-    r.command_id AS request_command_id,
+    r.command_id AS request_command_id, r.attachment_id AS request_attachment_id,
     (SELECT count(*) FROM pool.input i WHERE i.project = $1 AND i.session = $2 AND i.state = 'PENDING') AS queued,
     (SELECT count(*) FROM pool.gate g
      WHERE g.project = $1 AND g.session = $2 AND g.state = 'PENDING') AS open_gates
@@ -32,8 +32,8 @@ LEFT JOIN pool.request r ON r.project = $1 AND r.session = $2 AND r.request_id =
 LEFT JOIN pool.execution e ON e.project = $1 AND e.session = $2 AND e.state <> 'TERMINAL'
 
 -- name: insert_request
-INSERT INTO pool.request (project, session, request_id, method, fingerprint, input_id, command_id)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
+INSERT INTO pool.request (project, session, request_id, method, fingerprint, input_id, command_id, attachment_id)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 
 -- name: admit
 WITH accepted AS (
@@ -47,8 +47,11 @@ WITH accepted AS (
              WHERE project = $1 AND session = $2 AND state = 'PENDING'),
             $8, $9, $6, CASE WHEN $6::uuid IS NULL THEN NULL ELSE now() END, $10)
 )
-INSERT INTO pool.execution (execution_id, project, session, epoch, admitted_epoch, state, input_id, traceparent)
-SELECT $6, $1, $2, $11, $11, 'PENDING', $5, $10 WHERE $6::uuid IS NOT NULL
+INSERT INTO pool.execution (execution_id, project, session, epoch, admitted_epoch, state, input_id, traceparent,
+                            driver, picked_up_at, tries)
+SELECT $6, $1, $2, $11, $11, 'PENDING', $5, $10,
+       $12, CASE WHEN $12::uuid IS NULL THEN NULL ELSE now() END, CASE WHEN $12::uuid IS NULL THEN 0 ELSE 1 END
+WHERE $6::uuid IS NOT NULL
 RETURNING *
 
 -- name: promote
@@ -126,7 +129,8 @@ WITH locked AS (
     SELECT * FROM pool.session WHERE project = $1 AND session = $2 AND deleted_at IS NULL FOR UPDATE
 ), picked AS (
     UPDATE pool.execution
-    SET driver = $3, picked_up_at = now(), tries = tries + 1
+    -- Picked up again by who has it already, it is the same try.
+    SET driver = $3, picked_up_at = now(), tries = tries + CASE WHEN driver = $3 THEN 0 ELSE 1 END
     WHERE project = $1 AND session = $2 AND state = 'PENDING' AND ending_event_id IS NULL
       AND (driver IS NULL OR driver = $3) AND EXISTS (SELECT 1 FROM locked)
     RETURNING *
@@ -296,6 +300,8 @@ WITH locked AS (
     DELETE FROM pool.request WHERE project = $1 AND session = $2 AND EXISTS (SELECT 1 FROM locked)
 ), facts AS (
     DELETE FROM pool.outbox WHERE project = $1 AND session = $2 AND EXISTS (SELECT 1 FROM locked)
+), attachments AS (
+    DELETE FROM pool.attachment WHERE project = $1 AND session = $2 AND EXISTS (SELECT 1 FROM locked)
 )
 DELETE FROM pool.execution WHERE project = $1 AND session = $2 AND EXISTS (SELECT 1 FROM locked)
 
@@ -314,3 +320,56 @@ DELETE FROM pool.replica WHERE holder <> $1
 -- name: replicas
 SELECT * FROM pool.replica WHERE holder > coalesce($1, '00000000-0000-0000-0000-000000000000'::uuid)
 ORDER BY holder LIMIT $2
+
+-- name: lock_credential
+SELECT pg_advisory_xact_lock(hashtextextended($1, 0))
+
+-- name: next_generation
+SELECT nextval('pool.credential_generation')
+
+-- name: accept_project_request
+INSERT INTO pool.project_request (project, request_id, method, fingerprint) VALUES ($1, $2, $3, $4)
+ON CONFLICT DO NOTHING
+RETURNING method
+
+-- name: project_request
+SELECT * FROM pool.project_request WHERE project = $1 AND request_id = $2
+
+-- name: credential
+SELECT * FROM pool.credential WHERE project = $1 AND name = $2
+
+-- name: credentials
+SELECT * FROM pool.credential WHERE project = $1 AND name > $2 ORDER BY name LIMIT $3
+
+-- name: credentials_by_name
+SELECT * FROM pool.credential WHERE project = $1 AND name = ANY ($2::text[])
+
+-- name: put_credential
+INSERT INTO pool.credential (project, name, generation, value_generation, sealed, expires_at)
+VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT (project, name) DO UPDATE
+SET generation = $3, value_generation = $4, sealed = $5, expires_at = $6, updated_at = now()
+RETURNING *
+
+-- name: delete_credential
+DELETE FROM pool.credential WHERE project = $1 AND name = $2
+
+-- name: sealed_values
+SELECT project, name, value_generation, sealed FROM pool.credential
+WHERE (project, name) > ($1, $2)
+ORDER BY project, name
+LIMIT $3
+
+-- name: seal_anew
+UPDATE pool.credential SET sealed = $4 WHERE project = $1 AND name = $2 AND sealed = $3
+
+-- name: insert_attachment
+INSERT INTO pool.attachment (attachment_id, project, session, name, media_type, digest, content)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
+
+-- name: attachments
+SELECT attachment_id, name, media_type, digest, length(content) AS size_bytes FROM pool.attachment
+WHERE project = $1 AND session = $2 AND attachment_id = ANY ($3::uuid[])
+
+-- name: attachment_content
+SELECT content FROM pool.attachment WHERE project = $1 AND session = $2 AND attachment_id = $3

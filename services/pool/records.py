@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import asyncpg
 
+from services.pool.attachments import Attachment
 from services.pool.rows import (
     Command,
     CommandKind,
@@ -92,6 +93,10 @@ def input_(row: asyncpg.Record) -> Input:
         row["created_at"],
         row["rank"],
     )
+
+
+def attachment(row: asyncpg.Record) -> Attachment:
+    return Attachment(str(row["attachment_id"]), row["name"], row["media_type"], row["digest"], row["size_bytes"])
 
 
 def command(row: asyncpg.Record) -> Command:

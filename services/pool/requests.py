@@ -8,7 +8,8 @@ import hashlib
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from google.protobuf.message import Message
@@ -22,6 +23,7 @@ from services.chassis import fields
 from services.chassis.auth import require_project
 from services.chassis.errors import InvalidArgument, Unimplemented, invalid
 from services.chassis.fields import Violations
+from services.pool import credentials
 from services.pool.control import gates
 from services.pool.control.admission import OnBusy
 from services.pool.control.commands import Aim
@@ -35,9 +37,14 @@ MAX_MEDIA_BYTES = 1024 * 1024
 MAX_INSTRUCTIONS_BYTES = 256 * 1024
 MAX_SPEC_BYTES = 1024 * 1024
 MAX_TRANSCRIPT_ENTRIES = 10_000
+MAX_CREDENTIAL_BYTES = 64 * 1024
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+# What the sandbox service refuses, told when the message is sent instead of when its turn starts.
+_OWN_VARIABLES = frozenset({"HOME"})
+_OWN_PREFIX = "HEARTH_"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ def check_content(field: str, content: Sequence[content_pb2.ContentPart]) -> Non
         raise invalid(field, f"must have 1 to {MAX_PARTS} parts, it has {len(content)}")
     size = sum(part.ByteSize() for part in content)
     if size > MAX_CONTENT_BYTES:
-        text = f"must be at most {MAX_CONTENT_BYTES} bytes, it has {size}; put large files into the workspace"
+        text = f"must be at most {MAX_CONTENT_BYTES} bytes, it has {size}; attach large files"
         raise invalid(field, text, reason="TOO_LARGE")
     checks = Violations()
     for index, part in enumerate(content):
@@ -97,9 +104,7 @@ def _check_part(checks: Violations, path: str, part: content_pb2.ContentPart) ->
             for name, value in (("uri", link.uri), ("name", link.name), ("media_type", link.media_type)):
                 _check_text(checks, f"{path}.resource_link.{name}", value, 8 * 1024)
         case "attachment":
-            raise not_built(
-                f"{path}.attachment", "attachments", "put the file into the workspace, or send it as inline_media"
-            )
+            checks.take(fields.uuid_text, f"{path}.attachment.attachment_id", part.attachment.attachment_id)
         case "inline_media":
             media = part.inline_media
             if not media.media_type or not media.data:
@@ -121,7 +126,7 @@ def _check_text(checks: Violations, field: str, value: str, most: int) -> None:
 
 
 def check_spec(spec: sessions.SessionSpec, known: Known) -> None:
-    """A spec that can be applied; `ask` and credentials are refused until they are built."""
+    """A spec that can be applied; `ask` is refused until it is built. What it names is looked up elsewhere."""
     _check_built(spec)
     size = spec.ByteSize()
     if size > MAX_SPEC_BYTES:
@@ -135,6 +140,7 @@ def check_spec(spec: sessions.SessionSpec, known: Known) -> None:
     for index, capability in enumerate(spec.model_capabilities):
         _check_text(checks, f"spec.model_capabilities[{index}]", capability, 255)
     _check_servers(checks, spec.mcp_servers)
+    _check_bindings(checks, spec)
     for index, rule in enumerate(spec.permissions.rules):
         if not rule.tool or rule.tool.count("*") > rule.tool.endswith("*"):
             checks.add(f"spec.permissions.rules[{index}].tool", "must be a name, with `*` at its end at most")
@@ -151,14 +157,64 @@ def _check_built(spec: sessions.SessionSpec) -> None:
     asking = gates.asking_fields(spec.permissions, "spec.permissions")
     if asking:
         raise not_built(asking[0], "asking people for permission", "use ALLOW or DENY")
-    bound = [("spec.credentials", spec.credentials)]
-    for index, server in enumerate(spec.mcp_servers):
-        path = f"spec.mcp_servers[{index}]"
-        bound += [(f"{path}.stdio.credentials", server.stdio.credentials)]
-        bound += [(f"{path}.http.credentials", server.http.credentials)]
-    for field, bindings in bound:
-        if bindings:
-            raise not_built(field, "credentials", "set the variables of the agent in HEARTH_AGENTS")
+
+
+def _check_bindings(checks: Violations, spec: sessions.SessionSpec) -> None:
+    """Each credential has a name, and a place of its own: one that says a value already would hide one of the two."""
+    headers = {server.name for server in spec.mcp_servers if server.HasField("http")}
+    taken = {("", name) for name in spec.sandbox.env}
+    for server in spec.mcp_servers:
+        taken |= {(server.name, name) for name in server.stdio.env}
+        taken |= {(server.name, name.lower()) for name in server.http.headers}
+    for binding in credentials.bindings(spec):
+        checks.take(credential_name, f"{binding.field}.credential", binding.credential)
+        path, target = f"{binding.field}.target", binding.target
+        if binding.server in headers:
+            target = target.lower()
+            if not _HEADER.fullmatch(target):
+                checks.add(path, "must be the name of a header")
+        elif not _VARIABLE.fullmatch(target):
+            checks.add(path, "must be the name of an environment variable")
+        elif not binding.server and (target in _OWN_VARIABLES or target.startswith(_OWN_PREFIX)):
+            checks.add(path, "is set by Hearth and cannot be given")
+        if (binding.server, target) in taken:
+            checks.add(path, "is given more than once")
+        taken.add((binding.server, target))
+
+
+def credential_name(field: str, name: str) -> str:
+    """The name of a credential."""
+    if not _NAME.fullmatch(name):
+        raise invalid(field, "must be 1 to 128 characters of A-Z a-z 0-9 _ . -")
+    return name
+
+
+def credential_value(value: str) -> str:
+    """The value of a credential, which no message repeats."""
+    fields.length("value", value, minimum=1, maximum=MAX_CREDENTIAL_BYTES)
+    if "\0" in value:
+        raise invalid("value", "must not hold NUL characters")
+    return value
+
+
+async def description_of(stream: AsyncIterator[calls.PutAttachmentRequest]) -> calls.AttachmentDescription:
+    """What an upload begins with."""
+    async for request in stream:
+        if request.WhichOneof("payload") == "description":
+            return request.description
+        break
+    raise invalid("description", "must be set in the first message")
+
+
+def moment(field: str, message: Message, name: str) -> datetime | None:
+    """A time of a request; None when it was not given."""
+    if not message.HasField(name):
+        return None
+    try:
+        found: datetime = getattr(message, name).ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise invalid(field, "is no time that this version knows") from None
+    return found
 
 
 def _check_servers(checks: Violations, servers: Iterable[sessions.McpServer]) -> None:
@@ -221,6 +277,9 @@ def check_transcript(expected: sessions.ExpectedTranscript) -> None:
     for index, entry in enumerate(expected.entries):
         if entry.WhichOneof("entry") is None:
             checks.add(f"expected_transcript.entries[{index}]", "must be a user_message or a tool_call_id")
+        elif expected.tail_only and (index == 0) != entry.HasField("user_message"):
+            text = "must be a user_message if it is the first one, and only then: tail_only begins with the last one"
+            checks.add(f"expected_transcript.entries[{index}]", text)
     checks.raise_if_any()
 
 

@@ -198,6 +198,7 @@ class Request:
     fingerprint: bytes
     input_id: str | None
     command_id: str | None
+    attachment_id: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import datetime
 from typing import Any, TypeVar
 
+from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.session.v1 import session_service_pb2_grpc
 from services.chassis import fields, telemetry
@@ -14,9 +15,11 @@ from services.chassis.clock import Clock
 from services.chassis.errors import HearthError, NotFound, invalid
 from services.chassis.interceptors import Context
 from services.pool import messages, requests
+from services.pool.attachments import NewAttachment, Uploads, check_description
 from services.pool.control import admission
 from services.pool.control.commands import Commands
 from services.pool.control.inputs import Inputs, NewInput, session_not_found
+from services.pool.credentials_store import Credentials
 from services.pool.removal import Removal
 from services.pool.requests import Known, fingerprint, key_of, not_built, project_of
 from services.pool.rows import Key
@@ -38,6 +41,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         store: Store,
         inputs: Inputs,
         commands: Commands,
+        credentials: Credentials,
         removal: Removal,
         clock: Clock,
         known: Known,
@@ -46,6 +50,8 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         self._store = store
         self._inputs = inputs
         self._commands = commands
+        self._credentials = credentials
+        self._uploads = Uploads()
         self._removal = removal
         self._clock = clock
         self._known = known
@@ -127,6 +133,47 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         started = sent is not None and sent.execution is not None
         return calls.ResumeQueueResponse(started=messages.started(sent) if started and sent is not None else None)
 
+    async def PutAttachment(
+        self, request_iterator: AsyncIterator[calls.PutAttachmentRequest], context: Context
+    ) -> calls.PutAttachmentResponse:
+        """Keep a file for messages."""
+        description = await requests.description_of(request_iterator)
+        key = key_of(description.session)
+        check_description(description)
+        self._refuse_when_closed()
+        new = NewAttachment(
+            key,
+            description.request_id,
+            fingerprint(description),
+            description.name,
+            description.media_type,
+            bytes.fromhex(description.digest),
+            await self._uploads.receive(description, request_iterator),
+        )
+        attachment = await to_its_end(self._inputs.attach(new))
+        return calls.PutAttachmentResponse(attachment=attachment.part())
+
+    async def PutCredential(self, request: calls.PutCredentialRequest, context: Context) -> calls.PutCredentialResponse:
+        """Store a credential, sealed."""
+        project = project_of(request.project)
+        request_id = fields.request_id(request.request_id)
+        name = requests.credential_name("name", request.name)
+        value = requests.credential_value(request.value)
+        expires_at = requests.moment("expires_at", request, "expires_at")
+        stored = await to_its_end(self._credentials.put(project, request_id, name, value, expires_at))
+        credential = messages.credential(stored) if stored is not None else sessions.Credential(name=name)
+        return calls.PutCredentialResponse(credential=credential)
+
+    async def DeleteCredential(
+        self, request: calls.DeleteCredentialRequest, context: Context
+    ) -> calls.DeleteCredentialResponse:
+        """Forget a credential."""
+        project = project_of(request.project)
+        request_id = fields.request_id(request.request_id)
+        name = requests.credential_name("name", request.name)
+        await to_its_end(self._credentials.delete(project, request_id, name))
+        return calls.DeleteCredentialResponse()
+
     # Reads
 
     async def GetSession(self, request: calls.GetSessionRequest, context: Context) -> calls.GetSessionResponse:
@@ -191,11 +238,15 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
     async def ListCredentials(
         self, request: calls.ListCredentialsRequest, context: Context
     ) -> calls.ListCredentialsResponse:
-        """None can be stored in this version, so there are none."""
-        project_of(request.project)
-        fields.page_size(request.page_size, default=_PAGE, maximum=_MOST)
-        requests.page_token(request.page_token, str)
-        return calls.ListCredentialsResponse()
+        """Credentials of a project, without their values."""
+        project = project_of(request.project)
+        size = fields.page_size(request.page_size, default=_PAGE, maximum=_MOST)
+        token = requests.page_token(request.page_token, str)
+        found = await self._credentials.listed(project, token[0] if token is not None else "", size + 1)
+        response = calls.ListCredentialsResponse(credentials=[messages.credential(row) for row in found[:size]])
+        if len(found) > size:
+            response.next_page_token = requests.next_page_token(found[size - 1].name)
+        return response
 
     # Not built yet
 
@@ -210,24 +261,6 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         """Refused: nothing overtakes the queue."""
         key_of(request.session)
         raise not_built("input_id", "sending an input at once", "call StopExecution, then ResumeQueue")
-
-    async def PutAttachment(
-        self, request_iterator: AsyncIterator[calls.PutAttachmentRequest], context: Context
-    ) -> calls.PutAttachmentResponse:
-        """Refused."""
-        raise not_built("description", "attachments", "put the file into the workspace, or send it as inline_media")
-
-    async def PutCredential(self, request: calls.PutCredentialRequest, context: Context) -> calls.PutCredentialResponse:
-        """Refused."""
-        project_of(request.project)
-        raise not_built("value", "credentials", "set the variables of the agent in HEARTH_AGENTS")
-
-    async def DeleteCredential(
-        self, request: calls.DeleteCredentialRequest, context: Context
-    ) -> calls.DeleteCredentialResponse:
-        """Refused: there is none to forget."""
-        project_of(request.project)
-        raise not_built("name", "credentials", "set the variables of the agent in HEARTH_AGENTS")
 
     def _refuse_when_closed(self) -> None:
         error = self._closed()

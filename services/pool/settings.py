@@ -11,6 +11,7 @@ from pydantic_settings import NoDecode
 
 from services.chassis.settings import PostgresSettings
 from services.pool.control.gates import Policy
+from services.pool.sealing import parse_keys
 from services.pool.turns.limits import TurnLimits
 
 # Always there, so that a fresh installation can hold a conversation.
@@ -32,6 +33,12 @@ class PoolSettings(PostgresSettings):
     default_provider: str = Field(default="local", description="provider of a spec that names none")
     default_permission: Literal["allow", "deny"] = Field(
         default="deny", description="answer to an agent that asks for leave where the spec does not say"
+    )
+
+    secret_key: str = Field(
+        default="",
+        repr=False,
+        description="keys that seal credentials, 32 bytes in base64 each, separated by commas; the first one seals",
     )
 
     pool_entries: int = Field(default=1_000, ge=1, description="live agent sessions of this process, at most")
@@ -63,6 +70,12 @@ class PoolSettings(PostgresSettings):
             raise ValueError(f"{value} is no directory that can be written to")
         return value
 
+    @field_validator("secret_key")
+    @classmethod
+    def _keys(cls, value: str) -> str:
+        parse_keys(value)
+        return value
+
     @field_validator("agents", mode="before")
     @classmethod
     def _parse(cls, value: object) -> object:
@@ -84,6 +97,11 @@ class PoolSettings(PostgresSettings):
         if self.default_provider not in self.providers:
             raise ValueError(f"HEARTH_DEFAULT_PROVIDER={self.default_provider} is not among HEARTH_PROVIDERS")
         return self
+
+    @property
+    def secret_keys(self) -> list[bytes]:
+        """The keys that open what is sealed; the first one seals. Empty: credentials cannot be used."""
+        return parse_keys(self.secret_key)
 
     @property
     def agent_names(self) -> frozenset[str]:

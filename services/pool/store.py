@@ -36,14 +36,6 @@ SCHEMA = "pool"
 PLANNER = {"enable_seqscan": "off", "jit": "off"}
 
 
-class Changed(Protocol):
-    """Hears of each commit on a session. `admitted_at`: when the request came that made it, on the monotonic clock."""
-
-    def __call__(self, key: Key, *, admitted_at: float | None = None) -> None:
-        """Look at the session's rows."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class PickedUp:
     """An execution that this replica drives from now on, with all that its turn starts from."""
@@ -54,6 +46,15 @@ class PickedUp:
     finished: Finished | None
     content: bytes
     expected_transcript: bytes | None
+
+
+class Changed(Protocol):
+    """Hears of each commit on a session. `admitted_at`: when the request came that made it, on the monotonic clock.
+    `picked`: what this replica has picked up by it."""
+
+    def __call__(self, key: Key, *, admitted_at: float | None = None, picked: PickedUp | None = None) -> None:
+        """Look at the session's rows."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,6 +91,11 @@ class Store:
             changing = Changing(connection, self._queries, records.session(row))
             yield changing
             await changing.save()
+
+    async def attachment_content(self, key: Key, attachment_id: str) -> bytes | None:
+        """The bytes of an attachment of a session."""
+        content: bytes | None = await self._pool.fetchval(self._queries.attachment_content, *key, attachment_id)
+        return content
 
     async def session(self, key: Key) -> Session | None:
         """The row of a session."""

@@ -9,11 +9,13 @@ from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import content_pb2
 from services.chassis.clock import Clock, Ids
 from services.chassis.errors import FailedPrecondition, HearthError, NotFound
+from services.pool.attachments import Attachment, NewAttachment, named, resolved
 from services.pool.changing import Changing
 from services.pool.control import admission, facts
 from services.pool.control.admission import OnBusy
+from services.pool.credentials import bindings, refusal
 from services.pool.rows import Execution, Fact, Input, InputState, Key
-from services.pool.store import Changed, Store
+from services.pool.store import Changed, PickedUp, Store
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,11 +61,10 @@ class Starts:
         self._default_agent = default_agent
 
     def prepare(self, changing: Changing, spec: bytes | None) -> str:
-        """Take the next epoch for a new execution, and put a spec in force; the id of the execution."""
+        """Take the next epoch for a new execution, and put a spec in force, where one is given: an empty one takes
+        everything back to the defaults. The id of the execution."""
         execution_id = self._ids.new()
-        changing.change(
-            epoch=changing.session.epoch + 1, queue_paused=False, spec=spec or None, execution_id=execution_id
-        )
+        changing.change(epoch=changing.session.epoch + 1, queue_paused=False, spec=spec, execution_id=execution_id)
         return execution_id
 
     def facts(
@@ -97,6 +98,8 @@ class Inputs:
     """The shell around the decisions of `admission`: each call is one transaction, and `changed` hears of each commit.
 
     `settle_ended` is asked about an execution that is in the way: it settles it if it has ended already, and says so.
+    `driver` is who picks up here what nobody else holds, None when nobody does any more: the commit that admits an
+    execution then also says who drives it.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Inputs:
         queue_cap: int,
         changed: Changed,
         settle_ended: Callable[[Key, str], Awaitable[bool]],
+        driver: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._store = store
         self._starts = starts
@@ -117,6 +121,7 @@ class Inputs:
         self._queue_cap = queue_cap
         self._changed = changed
         self._settle_ended = settle_ended
+        self._driver = driver
 
     async def send(self, new: NewInput) -> Sent:
         """Accept an input, or answer what became of one that was accepted under this request id before."""
@@ -142,20 +147,43 @@ class Inputs:
                 return _Busy(view.active)
             if isinstance(decision, admission.Refuse):
                 raise decision.error
-            sent = await self._store_input(changing, new, decision)
+            await self._check_credentials(changing, new, decision)
+            content = resolved("content", new.content, await changing.attachments(named(new.content)))
+            sent = await self._store_input(changing, dataclasses.replace(new, content=content), decision)
         self._changed(new.key, admitted_at=new.received_at)
         return sent
+
+    async def _check_credentials(
+        self, changing: Changing, new: NewInput, decision: admission.Start | admission.Enqueue
+    ) -> None:
+        """Refuse what could only fail when its turn starts. What waits is checked again then: all may have changed."""
+        spec = new.spec
+        # Behind others it runs under the spec that they leave, which is not known yet.
+        next_one = isinstance(decision, admission.Start) or decision.rank == 1
+        if spec is None and next_one and changing.session.spec:
+            spec = sessions.SessionSpec.FromString(changing.session.spec)
+        wanted = bindings(spec) if spec is not None else []
+        if wanted:
+            ends = await changing.credential_ends(sorted({one.credential for one in wanted}))
+            refused = refusal(wanted, ends, self._clock.now())
+            if refused is not None:
+                raise refused
 
     async def _store_input(
         self, changing: Changing, new: NewInput, decision: admission.Start | admission.Enqueue
     ) -> Sent:
         input_id = self._ids.new()
         spec = new.spec.SerializeToString(deterministic=True) if new.spec is not None else None
-        execution_id, resumed = None, list[str]()
+        execution_id, driver, resumed = None, None, list[str]()
         if isinstance(decision, admission.Start):
             if decision.resumes:
                 resumed = [waiting.input_id for waiting in await changing.queue(limit=self._queue_cap)]
             execution_id = self._starts.prepare(changing, spec)
+            driver = self._driver()
+            if driver is not None and changing.session.holder in {None, driver}:
+                changing.change(holder=driver)
+            else:
+                driver = None
         execution = await changing.admit(
             request_id=new.request_id,
             fingerprint=new.fingerprint,
@@ -165,6 +193,7 @@ class Inputs:
             spec=spec,
             expected_transcript=new.expected_transcript,
             traceparent=new.traceparent,
+            driver=driver,
         )
         if isinstance(decision, admission.Enqueue):
             changing.tell(facts.input_queued(input_id, new.content, self._clock.now()))
@@ -200,6 +229,7 @@ class Inputs:
             changing = existing(found, key)
             if not await self._repeated(changing, request_id, "UpdateInput", fingerprint):
                 _waiting(await changing.input(input_id), input_id)
+                content = resolved("content", content, await changing.attachments(named(content)))
                 await changing.update_input(input_id, content_bytes(content))
                 await changing.insert_request(request_id, "UpdateInput", fingerprint, input_id=input_id)
                 changing.tell(facts.input_updated(input_id, request_id, content, self._clock.now()))
@@ -230,6 +260,27 @@ class Inputs:
             )
         self._changed(key)
         return sent
+
+    async def attach(self, new: NewAttachment) -> Attachment:
+        """Keep a file for the messages of a session, which is made if it does not exist."""
+        async with self._store.changing(new.key, make=True) as changing:
+            assert changing is not None
+            known = admission.repeated(
+                changing.session, await changing.view(new.request_id), "PutAttachment", new.fingerprint
+            )
+            if isinstance(known, admission.Refuse):
+                raise known.error
+            if known is not None:
+                assert known.request.attachment_id is not None
+                attachment_id = known.request.attachment_id
+            else:
+                attachment_id = self._ids.new()
+                await changing.attach(attachment_id, new)
+                await changing.insert_request(
+                    new.request_id, "PutAttachment", new.fingerprint, attachment_id=attachment_id
+                )
+            (found,) = (await changing.attachments([attachment_id])).values()
+        return found
 
     async def _repeated(self, changing: Changing, request_id: str, method: str, fingerprint: bytes) -> bool:
         known = admission.repeated(changing.session, await changing.view(request_id), method, fingerprint)
@@ -269,6 +320,21 @@ async def _present(changing: Changing, input_id: str) -> Sent:
     assert found is not None, "a request names an input that is stored with it"
     execution = await changing.execution(found.execution_id) if found.execution_id is not None else None
     return Sent(input_id, found.state, execution, found.rank)
+
+
+def _picked_up(changing: Changing, sent: Sent, new: NewInput) -> PickedUp | None:
+    """What the driver here starts from, if the execution was admitted as picked up."""
+    if sent.execution is None or sent.execution.driver is None:
+        return None
+    session = changing.session
+    return PickedUp(
+        sent.execution,
+        session.spec,
+        session.ended_execution_id,
+        session.finished,
+        content_bytes(new.content),
+        new.expected_transcript,
+    )
 
 
 def _waiting(found: Input | None, input_id: str) -> None:

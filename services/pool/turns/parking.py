@@ -65,23 +65,36 @@ class Parking:
         live = entry.live
         assert live is not None, "an agent that ended its turn is there"
         window = self._settings.warm_window(live.provider)
-        if not entry.seated:
-            await self._entries.close(entry, sandbox_pb2.RELEASE_REASON_CAPACITY)
-            return
         if window == 0:
             await self._entries.close(entry, sandbox_pb2.RELEASE_REASON_IDLE_EXPIRED)
+            return
+        if not await self._entries.seat(entry):
+            await self._entries.close(entry, sandbox_pb2.RELEASE_REASON_CAPACITY)
             return
         reason = sandbox_pb2.RELEASE_REASON_STOPPED_WARM if stopped else sandbox_pb2.RELEASE_REASON_CLEAN_TURN
         try:
             await live.harness.park()
-            disposition = await self._sandboxes.release(entry.key, entry.claim, reason)
-        except (HarnessError, HearthError) as error:
+        except HarnessError as error:
             logger.warning("agent was not parked", extra={"session": str(entry.key), "reason": error.reason})
             await self._entries.close(entry, sandbox_pb2.RELEASE_REASON_FAILED_TURN)
+            return
+        try:
+            disposition = await self._sandboxes.release(entry.key, entry.claim, reason)
+        except HearthError as error:
+            logger.warning("sandbox was not parked", extra={"session": str(entry.key), "reason": error.reason})
+            if error.reason == "FENCED":
+                self._entries.drop(entry)
+            else:
+                # Whether it was parked is not known. Its disk is good, so what is left of it is stopped.
+                await self._entries.close(entry, sandbox_pb2.RELEASE_REASON_IDLE_EXPIRED)
             return
         if disposition != sandbox_pb2.DISPOSITION_PARKED:
             # There was no place for one more, and its sandbox is stopped or gone.
             await self._entries.close(entry, sandbox_pb2.RELEASE_REASON_IDLE_EXPIRED)
             return
-        if not self._entries.keep(entry, self._settings.stop_window if stopped else window):
+        if self._entries.keep(entry, self._settings.stop_window if stopped else window):
+            return
+        if entry.lost:
+            self._entries.drop(entry)
+        else:
             await self._entries.close(entry, sandbox_pb2.RELEASE_REASON_SESSION_INCOMPATIBLE)

@@ -7,6 +7,7 @@ a cold start, never the turn.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -14,13 +15,18 @@ from typing import Any, TypeVar
 
 from hearth.sandbox.v1 import sandbox_pb2
 from hearth.session.v1 import session_pb2 as sessions
-from hearth.types.v1 import event_pb2
+from hearth.types.v1 import content_pb2, event_pb2
 from services.chassis import telemetry
 from services.chassis.errors import FailedPrecondition, HearthError
+from services.pool import attachments, credentials
+from services.pool.control.inputs import content_of
+from services.pool.credentials import NOTHING, Given
 from services.pool.harness.port import HarnessError, HarnessSession, OpenRequest
+from services.pool.harness.updates import attachment_path
 from services.pool.rows import Claim
 from services.pool.store import PickedUp
 from services.pool.turns import leftovers
+from services.pool.turns.persistence import until_it_lands
 from services.pool.turns.room import Fenced, TurnFailed, TurnRoom
 from services.pool.turns.sandboxes import Acquired
 from services.pool.turns.stages import Stages
@@ -31,6 +37,8 @@ from services.pool.warm.transcripts import Transcript
 logger = logging.getLogger(__name__)
 
 _LOG_RETRY_SECONDS = 1.0
+# Events that count for the identity of a conversation.
+_COUNTED = frozenset({"message_completed", "tool_completed"})
 
 _T = TypeVar("_T")
 
@@ -51,14 +59,21 @@ _CONTINUITY = Misfit("continuity", sandbox_pb2.RELEASE_REASON_CONTINUITY_INVALID
 _HISTORY = Misfit("history", sandbox_pb2.RELEASE_REASON_CONTINUITY_INVALID)
 
 
+def _stale(why: str) -> Misfit:
+    # What the agent was started with stays in its sandbox, so that goes too.
+    return Misfit(why, sandbox_pb2.RELEASE_REASON_RUNTIME_INCOMPATIBLE)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ready:
-    """An agent that can be asked. `how` is `warm`, `restarted` or `cold`; `transcript` is for it to read first."""
+    """An agent that can be asked. `how` is `warm`, `restarted` or `cold`; `transcript` is for it to read first;
+    `workspace` is the directory in its sandbox in which it works."""
 
     entry: Entry
     live: Live
     how: str
     transcript: str
+    workspace: str
 
     @property
     def continued(self) -> bool:
@@ -82,6 +97,10 @@ class Preparation:
         self.sandbox_id = ""
         self.entry: Entry | None = None
         self._gives_up_at = room.clock.monotonic() + room.settings.history_patience
+        self._content = content_of(picked.content)
+        self._spec_digest = hashlib.sha256(picked.spec).digest()
+        self._given: Given = NOTHING
+        self._turn_limit = room.settings.limits.with_spec(self.spec.limits).turn
         known = picked.finished
         self._load = known if known is not None and known.agent == self.agent else None
 
@@ -92,7 +111,7 @@ class Preparation:
         """
         claim = Claim(self._picked.execution.epoch, attempt)
         if attempt == 1:
-            await self._take_what_is_kept()
+            await self._begin()
         if self.entry is None:
             self.entry = await self._room.entries.reserve(self._key, claim)
         entry = self.entry
@@ -105,47 +124,113 @@ class Preparation:
             if same and live.token == acquired.endpoint.token:
                 with self._stages.stage("open", long=False) as stage:
                     stage.how = "continue"
-                return Ready(entry, live, "warm", "")
+                live.given = self._given
+                return Ready(entry, live, "warm", "", acquired.workspace)
             # Another daemon, or another sandbox: what we knew is gone, and nothing of it may be touched.
             self._room.stats.missed("instance")
             entry.live = None
+            entry.turns = 0
             with suppress(HarnessError):
                 await live.harness.park()
         return await self._open(entry, acquired)
 
-    async def _take_what_is_kept(self) -> None:
-        entry = self._room.entries.checkout(self._key)
-        if entry is None:
-            return
-        self.entry = entry
-        misfit = await self._misfit(entry)
-        if misfit is not None:
-            self._room.stats.missed(misfit.word)
-            logger.info("live session does not fit", extra={"session": str(self._key), "why": misfit.word})
-            await self._room.entries.close(entry, misfit.reason)
-            self.entry = None
+    async def bring_files(self, ready: Ready) -> None:
+        """Write the attachments of the message into the workspace, where the prompt says that they are.
 
-    async def _misfit(self, entry: Entry) -> Misfit | None:
+        Raises `HarnessError` when the sandbox does not take them, and `TurnFailed`.
+        """
+        for attachment_id in attachments.named(self._content):
+            part = next(
+                part.attachment
+                for part in self._content
+                if part.WhichOneof("part") == "attachment" and part.attachment.attachment_id == attachment_id
+            )
+            content = await until_it_lands(
+                self._room.clock,
+                self._key,
+                "attachment",
+                lambda wanted=attachment_id: self._room.store.attachment_content(self._key, wanted),  # type: ignore[misc]
+            )
+            if content is None:
+                raise TurnFailed("ATTACHMENT_NOT_FOUND", f"attachment {attachment_id} is not there", retryable=False)
+            await ready.live.harness.write_file(attachment_path(part, ready.workspace), content)
+
+    async def _begin(self) -> None:
+        """Take the entry that is kept, if it fits, and what the agent is to be given: without that nothing starts."""
+        entry = self.entry = self._room.entries.checkout(self._key)
+        try:
+            self._given = await self._what_it_is_given()
+        except TurnFailed as failed:
+            if entry is not None:
+                await self._give_up(entry, _stale(failed.code.lower().replace("_", "-")))
+            raise
+        agrees = await self._agrees()
+        if entry is not None:
+            misfit = self._misfit(entry, agrees=agrees)
+            if misfit is not None:
+                await self._give_up(entry, misfit)
+        if not agrees:
+            # The agent's own record is of the same conversation; the log is what readers see.
+            self._load = None
+
+    async def _give_up(self, entry: Entry, misfit: Misfit) -> None:
+        self._room.stats.missed(misfit.word)
+        logger.info("live session does not fit", extra={"session": str(self._key), "why": misfit.word})
+        await self._room.entries.close(entry, misfit.reason)
+        self.entry = None
+
+    def _misfit(self, entry: Entry, *, agrees: bool) -> Misfit | None:
         live = entry.live
         assert live is not None, "an idle entry is a live one"
-        if live.spec != self._picked.spec and live.fingerprint != self._config():
+        if live.spec_digest != self._spec_digest and live.fingerprint != self._config():
             return _CONFIG
         if live.last_execution_id != self._picked.ended_execution_id:
             return _CONTINUITY
-        expected = self._picked.expected_transcript
-        if expected is not None and not fingerprints.meets(await self._conversation(), expected):
-            # The agent's own record is of the same conversation; the log is what readers see.
-            self._load = None
+        if not agrees:
             return _HISTORY
-        return None
+        stale = credentials.stale(live.given, self._given, self._room.clock.now(), self._turn_limit)
+        return _stale(stale.value) if stale is not None else None
+
+    async def _agrees(self) -> bool:
+        """Whether the conversation is the one that the caller believes it to be, if the caller said so."""
+        expected = self._picked.expected_transcript
+        if expected is None:
+            return True
+        return fingerprints.meets(await self._conversation(tail=fingerprints.wants_tail(expected)), expected)
+
+    async def _what_it_is_given(self) -> Given:
+        try:
+            given = await until_it_lands(
+                self._room.clock,
+                self._key,
+                "credentials",
+                lambda: self._room.credentials.given(self._key.project, self.spec),
+            )
+        except HearthError as error:
+            raise TurnFailed(error.reason, error.message, retryable=False) from None
+        if not credentials.covers(given.lease, self._room.clock.now(), self._turn_limit):
+            logger.warning(
+                "credentials end before the turn may",
+                extra={"session": str(self._key), "credentials": sorted(set(given))},
+            )
+        return given
 
     def _config(self) -> str:
-        return fingerprints.config_fingerprint(self.spec, default_agent=self._room.settings.default_agent)
+        settings = self._room.settings
+        return fingerprints.config_fingerprint(
+            self.spec,
+            fingerprints.Defaults(
+                settings.default_agent,
+                settings.default_provider,
+                sessions.PermissionAction.Value(f"PERMISSION_ACTION_{settings.default_permission.upper()}"),
+            ),
+        )
 
     async def _acquire(self, entry: Entry, claim: Claim) -> Acquired:
         wanted = sandbox_pb2.SandboxSpec()
         wanted.CopyFrom(self.spec.sandbox)
         wanted.agent = self.agent
+        wanted.secrets.extend(self._given.slots())
         try:
             with self._stages.stage("acquire") as stage:
                 acquired = await self._room.sandboxes.acquire(self._key, claim, wanted)
@@ -170,14 +255,16 @@ class Preparation:
             acquired.endpoint.token,
             agent=self.agent,
             provider=self.provider,
-            spec=self._picked.spec,
+            spec_digest=self._spec_digest,
             fingerprint=self._config(),
+            given=self._given,
         )
         transcript = await self._what_it_missed(
             known=self._load.execution_id if harness.loaded and self._load else None
         )
         live.processes = await leftovers.own_processes(harness)
-        return Ready(entry, live, "restarted" if acquired.how == "restarted" else "cold", transcript)
+        how = "restarted" if acquired.how == "restarted" else "cold"
+        return Ready(entry, live, how, transcript, acquired.workspace)
 
     async def _open_session(self, entry: Entry, acquired: Acquired) -> HarnessSession:
         request = OpenRequest(
@@ -185,7 +272,7 @@ class Preparation:
             agent=self.agent,
             workspace=acquired.workspace,
             load_session_id=self._load.session_id if self._load is not None else None,
-            mcp_servers=mcp_servers(self.spec),
+            mcp_servers=mcp_servers(self.spec, self._given),
             instructions=self.spec.instructions,
             model=self.spec.model,
             timeout=self._room.settings.open_timeout,
@@ -222,9 +309,17 @@ class Preparation:
 
         return await self._patiently(read)
 
-    async def _conversation(self) -> list[fingerprints.Entry]:
+    async def _conversation(self, *, tail: bool) -> list[fingerprints.Entry]:
+        """What counts of the conversation before this turn; `tail`: at least from the last message of the user on."""
+
         async def read() -> list[fingerprints.Entry]:
-            events = [event async for event in self._room.log.newest_first(self._key) if not self._own(event)]
+            events: list[event_pb2.Event] = []
+            async for event in self._room.log.newest_first(self._key):
+                if self._own(event) or event.WhichOneof("body") not in _COUNTED:
+                    continue
+                events.append(event)
+                if tail and event.message_completed.role == content_pb2.ROLE_USER:
+                    break
             return fingerprints.conversation(reversed(events))
 
         return await self._patiently(read)
@@ -255,15 +350,20 @@ def trace_context() -> Mapping[str, str]:
     return {"traceparent": traceparent} if traceparent else {}
 
 
-def mcp_servers(spec: sessions.SessionSpec) -> list[Mapping[str, Any]]:
-    """The MCP servers of a spec, in the form that ACP gives them."""
+def mcp_servers(spec: sessions.SessionSpec, given: Given = NOTHING) -> list[Mapping[str, Any]]:
+    """The MCP servers of a spec, in the form that ACP gives them, with the credentials that they are given."""
     servers: list[Mapping[str, Any]] = []
     for server in spec.mcp_servers:
+        secret = given.of_server(server.name)
         if server.HasField("http"):
-            headers = [{"name": name, "value": value} for name, value in sorted(server.http.headers.items())]
+            headers = _named({**server.http.headers, **secret})
             servers.append({"type": "http", "name": server.name, "url": server.http.url, "headers": headers})
         else:
             command, *args = server.stdio.command
-            env = [{"name": name, "value": value} for name, value in sorted(server.stdio.env.items())]
+            env = _named({**server.stdio.env, **secret})
             servers.append({"name": server.name, "command": command, "args": args, "env": env})
     return servers
+
+
+def _named(values: Mapping[str, str]) -> list[Mapping[str, str]]:
+    return [{"name": name, "value": value} for name, value in sorted(values.items())]

@@ -8,6 +8,7 @@ from hearth.producer import Producer
 from services.chassis.clock import Clock, Ids
 from services.pool.control.outbox import Outbox
 from services.pool.control.settlement import Settlement
+from services.pool.credentials_store import Credentials
 from services.pool.harness.port import HarnessClient
 from services.pool.log import Log
 from services.pool.settings import PoolSettings
@@ -27,6 +28,7 @@ class TurnRoom:
     outbox: Outbox
     settlement: Settlement
     sandboxes: Sandboxes
+    credentials: Credentials
     entries: Entries
     harness: HarnessClient
     producer: Producer

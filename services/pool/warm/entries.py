@@ -1,8 +1,9 @@
 """The live agent sessions that this replica keeps between turns, one seat for each session.
 
 An entry is BUSY from before its sandbox is acquired, so that two turns never build rivals; IDLE with a timer between
-turns; DRAINING from the moment on at which somebody decided to close it. Whoever closes it does so once, and others
-wait for that. Timers and closers act on the entry they mean, never on whatever sits in the seat now.
+turns; AWAITING while its turn waits for people; DRAINING from the moment on at which somebody decided to close it.
+Whoever closes it does so once, and others wait for that. Timers and closers act on the entry they mean, never on
+whatever sits in its place now.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, TypeAlias
 
 from hearth.sandbox.v1 import sandbox_pb2
 from services.chassis.clock import Clock, Ids
+from services.pool.credentials import NOTHING, Given
 from services.pool.harness.port import HarnessError, HarnessSession
 from services.pool.rows import Claim, Key
 
@@ -38,8 +40,10 @@ class EntryState(StrEnum):
 class Live:
     """An agent session that was opened: what it runs in, what it was made from, what it knows.
 
-    `spec` is the serialized spec that was applied. `last_execution_id` is the execution whose prompt it answered last.
-    `processes` are (pid, start) of the agent's own tree as it was when it was opened; None: not known.
+    `fingerprint` is that of the spec that was applied, and `spec_digest` the SHA-256 of its bytes, which differs for
+    more than what counts; `given` are the credentials it was started with.
+    `last_execution_id` is the execution whose prompt it answered last. `processes` are those of the agent's own tree as
+    it was when it was opened; None: not known.
     """
 
     harness: HarnessSession
@@ -47,16 +51,34 @@ class Live:
     token: str = dataclasses.field(repr=False)
     agent: str
     provider: str
-    spec: bytes
+    spec_digest: bytes
     fingerprint: str
+    given: Given = NOTHING
     processes: frozenset[int] | None = None
     last_execution_id: str | None = None
 
 
 class Entry:
-    """A seat. `live` is None while the agent session is being built; `claim` is the last one it was acquired under."""
+    """An agent session that is kept, or is to be. `live` is None while it is being built; `claim` is the last one it
+    was acquired under."""
 
-    def __init__(self, key: Key, entry_id: str, claim: Claim, *, seated: bool) -> None:
+    __slots__ = (
+        "claim",
+        "closing",
+        "entry_id",
+        "expires_at",
+        "key",
+        "live",
+        "lost",
+        "seated",
+        "state",
+        "timer",
+        "turns",
+        "used",
+        "used_at",
+    )
+
+    def __init__(self, key: Key, entry_id: str, claim: Claim) -> None:
         self.key = key
         self.entry_id = entry_id
         self.claim = claim
@@ -67,8 +89,8 @@ class Entry:
         self.expires_at: datetime | None = None
         # Somebody else has its sandbox, or nobody: it must not be used again.
         self.lost = False
-        # False for a turn that found no seat: it runs, and is never kept.
-        self.seated = seated
+        # It may be kept. False for a turn that found no seat: that runs all the same.
+        self.seated = False
         self.used = 0.0
         self.timer: asyncio.Task[Any] | None = None
         self.closing: asyncio.Task[Any] | None = None
@@ -78,7 +100,7 @@ Close = Callable[[Entry, Reason], Awaitable[None]]
 
 
 class Entries:
-    """All seats. `close` ends the agent session of an entry and gives its sandbox back; `gone` hears of each end."""
+    """All entries. `close` ends the agent session of one and gives its sandbox back; `gone` hears of each end."""
 
     def __init__(
         self,
@@ -103,7 +125,7 @@ class Entries:
 
     def all(self) -> list[Entry]:
         """Every entry, least recently used first."""
-        return sorted(self._entries.values(), key=lambda entry: (entry.used, entry.entry_id))
+        return sorted(self._entries.values(), key=_by_use)
 
     def get(self, key: Key) -> Entry | None:
         """The entry of a session."""
@@ -122,30 +144,46 @@ class Entries:
     async def reserve(self, key: Key, claim: Claim) -> Entry:
         """A new BUSY entry, made before its sandbox is acquired.
 
-        Waits for what still sits in the seat to be closed. With all seats taken the least recently used idle entry goes
-        first; with none idle the entry gets no seat.
+        Waits for what the session still has to be closed. With all seats taken the least recently used idle entry goes
+        first; with none idle the entry gets no seat, and is there all the same: who kills the session must find it.
         """
         while (before := self._entries.get(key)) is not None:
             await self.close(before, sandbox_pb2.RELEASE_REASON_SESSION_INCOMPATIBLE)
-        if len(self._entries) >= self._seats:
-            idle = [entry for entry in self.all() if entry.state is EntryState.IDLE]
-            if idle:
-                await self.close(idle[0], sandbox_pb2.RELEASE_REASON_CAPACITY)
-        entry = Entry(key, self._ids.new(), claim, seated=False)
+        entry = self._entries[key] = Entry(key, self._ids.new(), claim)
         self._touch(entry)
-        if len(self._entries) < self._seats and key not in self._entries:
-            entry.seated = True
-            self._entries[key] = entry
+        try:
+            await self.seat(entry)
+        except BaseException:
+            # Nobody got it, so nobody would ever close it.
+            self._remove(entry)
+            self._gone(key)
+            raise
         return entry
+
+    async def seat(self, entry: Entry) -> bool:
+        """Give an entry a seat, if one is free or can be made free; whether it has one.
+
+        A seat is free when what sat in it has been closed. Only idle entries are asked to go: a turn that runs, or
+        waits for people, is never ended for another one.
+        """
+        while not entry.seated and not entry.lost and entry.closing is None:
+            if sum(one.seated for one in self._entries.values()) < self._seats:
+                entry.seated = True
+                break
+            idle = [one for one in self._entries.values() if one.seated and one.state is EntryState.IDLE]
+            if not idle:
+                break
+            victim = min(idle, key=_by_use)
+            logger.info("entry makes room", extra={"session": str(victim.key), "for": str(entry.key)})
+            await self.close(victim, sandbox_pb2.RELEASE_REASON_CAPACITY)
+        return entry.seated
 
     def keep(self, entry: Entry, window: float | None) -> bool:
         """Make a BUSY entry IDLE, for `window` seconds, or until it is used where that is None.
 
-        False when it may not be kept: it was lost, or is being closed.
+        False when it may not be kept: it has no seat, was lost, is being closed, or is not in its place any more.
         """
-        if entry.lost or entry.live is None or self._entries.get(entry.key) is not entry:
-            return False
-        if entry.state is not EntryState.BUSY:
+        if not entry.seated or entry.live is None or not self._may_change(entry, EntryState.BUSY):
             return False
         entry.state = EntryState.IDLE
         self._touch(entry)
@@ -153,6 +191,14 @@ class Entries:
             entry.expires_at = self._clock.now() + timedelta(seconds=window)
             entry.timer = self._spawn(f"warm window {entry.key}", self._expire(entry, window))
         return True
+
+    def ask(self, entry: Entry) -> bool:
+        """The turn of a BUSY entry waits for people from now on; False when it cannot: then nobody may be asked."""
+        return self._change(entry, EntryState.BUSY, EntryState.AWAITING)
+
+    def go_on(self, entry: Entry) -> bool:
+        """The turn of an AWAITING entry goes on; False when somebody decided otherwise, or went on with it already."""
+        return self._change(entry, EntryState.AWAITING, EntryState.BUSY)
 
     async def close(self, entry: Entry, reason: Reason) -> None:
         """Close an entry and wait until it is closed; whoever comes second waits for the first."""
@@ -215,6 +261,16 @@ class Entries:
             logger.info("warm window is over", extra={"session": str(entry.key), "sandbox": _sandbox_of(entry)})
             await self.close(entry, sandbox_pb2.RELEASE_REASON_IDLE_EXPIRED)
 
+    def _change(self, entry: Entry, before: EntryState, after: EntryState) -> bool:
+        if not self._may_change(entry, before):
+            return False
+        entry.state = after
+        self._touch(entry)
+        return True
+
+    def _may_change(self, entry: Entry, state: EntryState) -> bool:
+        return entry.state is state and not entry.lost and self._entries.get(entry.key) is entry
+
     def _remove(self, entry: Entry) -> None:
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
@@ -235,6 +291,10 @@ async def _closed_quietly(harness: HarnessSession) -> None:
         await harness.close()
     except HarnessError as error:
         logger.info("dropped agent session was not closed", extra={"reason": error.reason})
+
+
+def _by_use(entry: Entry) -> tuple[float, str]:
+    return entry.used, entry.entry_id
 
 
 def _sandbox_of(entry: Entry) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 
 from google.protobuf.json_format import MessageToDict
 
@@ -19,17 +19,47 @@ _STRICT = b"\x00"
 _TAIL = b"\x01"
 
 
-def config_fingerprint(spec: session_pb2.SessionSpec, *, default_agent: str) -> str:
-    """Lower-case hex SHA-256 of a spec; a field left out equals its default."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the deployment puts in the place of what a spec leaves out."""
+
+    agent: str
+    provider: str = "local"
+    permission: session_pb2.PermissionAction.ValueType = session_pb2.PERMISSION_ACTION_DENY
+
+
+def config_fingerprint(spec: session_pb2.SessionSpec, defaults: Defaults) -> str:
+    """Lower-case hex SHA-256 of a spec. A field left out equals its default, and the order of what has none does not
+    count. Credentials go in by name and place; their values are compared apart."""
     applied = session_pb2.SessionSpec()
     applied.CopyFrom(spec)
-    applied.agent = spec.agent or default_agent
+    applied.agent = spec.agent or defaults.agent
     # Limits bound the turn, from outside; the agent never hears of them.
     applied.ClearField("limits")
-    for name in ("permissions", "sandbox"):
-        if not getattr(applied, name).ByteSize():
-            applied.ClearField(name)
+    applied.permissions.default_action = spec.permissions.default_action or defaults.permission
+    sandbox = applied.sandbox
+    sandbox.provider = spec.sandbox.provider or defaults.provider
+    for name in ("resources", "network"):
+        if not getattr(sandbox, name).ByteSize():
+            sandbox.ClearField(name)
+    if sandbox.HasField("network"):
+        addresses = sorted({address.strip() for address in spec.sandbox.network.allow})
+        del sandbox.network.allow[:]
+        sandbox.network.allow.extend(addresses)
+    capabilities = sorted(set(spec.model_capabilities))
+    del applied.model_capabilities[:]
+    applied.model_capabilities.extend(capabilities)
+    _sort_bindings(applied.credentials)
+    for server in applied.mcp_servers:
+        if server.WhichOneof("transport") is not None:
+            _sort_bindings(getattr(server, server.WhichOneof("transport") or "").credentials)
     return _digest(MessageToDict(applied, preserving_proto_field_name=True)).hex()
+
+
+def _sort_bindings(bindings: MutableSequence[session_pb2.CredentialBinding]) -> None:
+    ordered = sorted(bindings, key=lambda binding: (binding.target, binding.credential))
+    del bindings[:]
+    bindings.extend(ordered)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,7 +108,11 @@ def user_message(content: Iterable[content_pb2.ContentPart]) -> UserMessage:
 
 
 def expectation(expected: session_pb2.ExpectedTranscript) -> bytes:
-    """What a caller believes a conversation to be, in 33 bytes: how much of it, then the digest."""
+    """What a caller believes a conversation to be, in 33 bytes: how much of it, then the digest.
+
+    Entries that hold one message of the user, as their first, are taken for the end of a conversation: a caller that
+    keeps only its last turn need not say so.
+    """
     entries: list[Entry] = []
     for entry in expected.entries:
         if entry.HasField("user_message"):
@@ -86,12 +120,19 @@ def expectation(expected: session_pb2.ExpectedTranscript) -> bytes:
             entries.append(UserMessage(said.text, tuple(said.attachment_ids), tuple(said.media_digests)))
         else:
             entries.append(ToolCall(entry.tool_call_id))
-    return (_TAIL if expected.tail_only else _STRICT) + _fingerprint(entries)
+    users = sum(isinstance(entry, UserMessage) for entry in entries)
+    tail = expected.tail_only or (users == 1 and isinstance(entries[0], UserMessage))
+    return (_TAIL if tail else _STRICT) + _fingerprint(entries)
+
+
+def wants_tail(expected: bytes) -> bool:
+    """Whether an `expectation` is compared with the end of a conversation only."""
+    return expected[:1] == _TAIL
 
 
 def meets(entries: Sequence[Entry], expected: bytes) -> bool:
     """Whether a conversation is the one of an `expectation`."""
-    compared = entries if expected[:1] == _STRICT else _tail(entries)
+    compared = _tail(entries) if wants_tail(expected) else entries
     return _fingerprint(compared) == expected[1:]
 
 

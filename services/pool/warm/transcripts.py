@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hearth.types.v1 import content_pb2, event_pb2
+from services.pool.harness.updates import attachment_path
 
 # Of the whole transcript, and of the input and output of one tool call, in characters.
 BUDGET = 200_000
@@ -100,7 +101,9 @@ def _text(content: Iterable[content_pb2.ContentPart]) -> str:
             case "resource_link":
                 parts.append(f"[link {part.resource_link.uri}]")
             case "attachment":
-                parts.append(f"[file {part.attachment.name}]")
+                # Where it lies: the workspace outlives the sandbox and the agent that it was written for.
+                where = attachment_path(part.attachment, "")
+                parts.append(f"[file {part.attachment.name}, in the workspace at {where}]")
             case "inline_media":
                 parts.append(f"[{part.inline_media.media_type}]")
     return "\n".join(parts)

@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from services.pool.sealing import new_key
 from tests.contract.pool.house import Backend, House
 from tests.support.servers import Servers
 
@@ -15,7 +16,8 @@ from tests.support.servers import Servers
 @pytest.fixture(scope="module")
 def house(servers: Servers, module_postgres_dsn: str, module_valkey_url: str) -> Iterator[House]:
     """The services, shared by the tests of a module, each of which uses sessions of its own."""
-    found = House(servers.scratch(), module_postgres_dsn, module_valkey_url)
+    env = {"HEARTH_SECRET_KEY": new_key()}
+    found = House(servers.scratch(), module_postgres_dsn, module_valkey_url, env)
     try:
         found.start_blocking()
         yield found

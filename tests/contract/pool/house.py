@@ -100,12 +100,16 @@ class Backend:
         on_busy: sessions.OnBusy.ValueType = sessions.ON_BUSY_QUEUE,
         spec: sessions.SessionSpec | None = None,
         expected: sessions.ExpectedTranscript | None = None,
+        files: Sequence[content_pb2.AttachmentPart] = (),
     ) -> calls.SendInputResponse:
-        """Send a message."""
+        """Send a message: a text, which may be empty beside files."""
         request = calls.SendInputRequest(
             session=key,
             request_id=request_id or str(uuid.uuid4()),
-            content=text_content(text),
+            content=[
+                *(text_content(text) if text else []),
+                *(content_pb2.ContentPart(attachment=file) for file in files),
+            ],
             on_busy=on_busy,
             spec=spec,
             expected_transcript=expected,

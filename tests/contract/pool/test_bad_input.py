@@ -42,6 +42,24 @@ def spec(**fields: object) -> sessions.SessionSpec:
     return sessions.SessionSpec(**fields)  # type: ignore[arg-type]
 
 
+def tail(*entries: sessions.TranscriptEntry) -> sessions.ExpectedTranscript:
+    """The end of a conversation."""
+    return sessions.ExpectedTranscript(entries=entries, tail_only=True)
+
+
+def bound(*pairs: tuple[str, str], **more: object) -> calls.SendInputRequest:
+    """A message with credentials, by name and variable."""
+    bindings = [sessions.CredentialBinding(credential=name, target=target) for name, target in pairs]
+    return message(spec=spec(credentials=bindings, **more))
+
+
+_SAID = sessions.TranscriptEntry(user_message=sessions.TranscriptUserMessage(text="hello"))
+_TOOL = sessions.TranscriptEntry(tool_call_id="t")
+_HTTP = sessions.McpHttp(
+    url="https://x",
+    headers={"authorization": "x"},
+    credentials=[sessions.CredentialBinding(credential="a", target="Authorization")],
+)
 _STDIO = sessions.McpStdio(command=["x"])
 _WRONG: list[tuple[str, calls.SendInputRequest]] = [
     ("session.project", message(session=session_pb2.SessionKey(session="s"))),
@@ -87,6 +105,23 @@ _WRONG: list[tuple[str, calls.SendInputRequest]] = [
         "expected_transcript.entries[0]",
         message(expected_transcript=sessions.ExpectedTranscript(entries=[sessions.TranscriptEntry()])),
     ),
+    ("expected_transcript.entries[0]", message(expected_transcript=tail(_TOOL, _SAID))),
+    ("expected_transcript.entries[1]", message(expected_transcript=tail(_SAID, _SAID))),
+    (
+        "content[0].attachment.attachment_id",
+        message(content=[part(attachment=content_pb2.AttachmentPart(attachment_id="x"))]),
+    ),
+    ("spec.credentials[0].credential", bound(("a b", "A"))),
+    ("spec.credentials[0].target", bound(("a", ""))),
+    ("spec.credentials[0].target", bound(("a", "A-B"))),
+    ("spec.credentials[0].target", bound(("a", "HOME"))),
+    ("spec.credentials[0].target", bound(("a", "HEARTH_X"))),
+    ("spec.credentials[1].target", bound(("a", "A"), ("b", "A"))),
+    ("spec.credentials[0].target", bound(("a", "A"), sandbox=sandbox_pb2.SandboxSpec(env={"A": "x"}))),
+    (
+        "spec.mcp_servers[0].http.credentials[0].target",
+        message(spec=spec(mcp_servers=[sessions.McpServer(name="m", http=_HTTP)])),
+    ),
 ]
 
 
@@ -110,13 +145,10 @@ _ASK = sessions.PermissionPolicy(default_action=sessions.PERMISSION_ACTION_ASK)
 _ASK_RULE = sessions.PermissionPolicy(
     rules=[sessions.PermissionRule(tool="edit", action=sessions.PERMISSION_ACTION_ASK)]
 )
-_BINDING = sessions.CredentialBinding(credential="a", target="A")
 _NOT_BUILT: list[tuple[str, calls.SendInputRequest]] = [
     ("spec.permissions.default_action", message(spec=spec(permissions=_ASK))),
     ("spec.permissions.rules[0].action", message(spec=spec(permissions=_ASK_RULE))),
-    ("spec.credentials", message(spec=spec(credentials=[_BINDING]))),
     ("on_busy", message(on_busy=sessions.ON_BUSY_STEER)),
-    ("content[0].attachment", message(content=[part(attachment=content_pb2.AttachmentPart(attachment_id="x"))])),
 ]
 
 
@@ -135,14 +167,9 @@ async def test_calls_that_are_not_built(backend: Backend) -> None:
     answers: list[Awaitable[object]] = [
         backend.sessions.AnswerInteractions(calls.AnswerInteractionsRequest(session=session, request_id="r")),
         backend.sessions.SendInputNow(calls.SendInputNowRequest(session=session, request_id="r")),
-        backend.sessions.PutAttachment(iter([calls.PutAttachmentRequest()])),
-        backend.sessions.PutCredential(calls.PutCredentialRequest(project="acme", request_id="r", name="x", value="y")),
-        backend.sessions.DeleteCredential(calls.DeleteCredentialRequest(project="acme", request_id="r", name="x")),
     ]
     for answer in answers:
         assert (await refused(answer)).reason == "NOT_IMPLEMENTED"
-    listed = await backend.sessions.ListCredentials(calls.ListCredentialsRequest(project="acme"))
-    assert not listed.credentials
 
 
 async def test_unknown_things(backend: Backend) -> None:

@@ -98,6 +98,15 @@ async def test_another_config_closes_the_agent(backend: Backend) -> None:
     assert (await backend.session(session)).spec == changed
 
 
+async def test_w_c05_an_empty_spec_takes_all_back_to_the_defaults(backend: Backend) -> None:
+    session = key()
+    first = await backend.run(session, "hello", spec=sessions.SessionSpec(instructions="Be brief."))
+    second = await backend.run(session, "hello", spec=sessions.SessionSpec())
+    third = await backend.run(session, "hello", spec=sessions.SessionSpec(agent="scripted"))
+    assert [summary(turn).how for turn in (first, second, third)] == ["cold", "restarted", "warm"]
+    assert not (await backend.session(session)).spec.instructions
+
+
 async def test_another_sandbox_spec_makes_another_sandbox(backend: Backend) -> None:
     session = key()
     first = await backend.run(session, "remember my name is Ada")

@@ -26,7 +26,7 @@ def written(events: Sequence[event_pb2.Event], budget: int = 10_000) -> str:
     return transcript.text()
 
 
-def test_messages_and_tools_in_their_order() -> None:
+def test_w_e06_messages_and_tools_in_their_order() -> None:
     tool = event_pb2.Event(
         tool_completed=event_pb2.ToolCompleted(
             name="read", input_json='{"path":"a"}', output="text", status=event_pb2.TOOL_STATUS_SUCCEEDED
@@ -60,3 +60,20 @@ def test_long_outputs_are_cut() -> None:
     text = written([said(USER, "go"), event_pb2.Event(tool_completed=tool)])
     assert len(text) < 3000
     assert text.endswith("[cut]")
+
+
+def test_w_e06_tool_turns_survive_a_pruned_answer() -> None:
+    tool = event_pb2.Event(
+        tool_completed=event_pb2.ToolCompleted(
+            name="edit", input_json="{}", output="done", status=event_pb2.TOOL_STATUS_SUCCEEDED
+        )
+    )
+    text = written([said(USER, "go"), tool, said(AGENT, ""), said(USER, "and now?")])
+    assert text.split("\n\n")[1:] == ["User: go", "Tool edit with {}: done\ndone", "User: and now?"]
+
+
+def test_a_file_is_named_with_its_place_in_the_workspace() -> None:
+    part = content_pb2.AttachmentPart(attachment_id="a1", name="plan.txt")
+    message = event_pb2.MessageCompleted(role=USER, content=[content_pb2.ContentPart(attachment=part)])
+    text = written([event_pb2.Event(message_completed=message)])
+    assert text.endswith("User: [file plan.txt, in the workspace at .hearth/attachments/a1/plan.txt]")
