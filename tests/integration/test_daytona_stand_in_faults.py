@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,7 @@ def program(tmp_path: Path) -> Iterator[tuple[dict[str, Any], subprocess.Popen[b
     )
     while not address.exists():
         assert process.poll() is None
+        time.sleep(0.02)
     yield json.loads(address.read_text()), process
     process.kill()
     process.wait()

@@ -163,7 +163,7 @@ async def test_who_kills_the_base_breaks_the_sandbox(sandbox: AsyncSandbox, stan
     await eventually(lambda: stand_in.sandbox(sandbox.id).state == "error")
     assert stand_in.running() == 0
     assert not marked(sandbox.id)
-    with pytest.raises(DaytonaBadRequestError, match="not running"):
+    with pytest.raises(DaytonaBadRequestError, match="Is the Sandbox started"):
         await sandbox.process.exec("true")
     await sandbox.recover(timeout=20)
     assert (await sandbox.process.exec("echo alive")).result == "alive\n"
@@ -281,7 +281,7 @@ async def test_the_proxy_leads_to_a_port_for_the_token_only(
             assert response.status == 502
         await sandbox.stop(timeout=20)
         async with http.get(url, headers=headers) as response:
-            assert response.status == 400
+            assert (response.status, (await response.json())["code"]) == (400, "SANDBOX_NOT_RUNNING")
         await sandbox.start(timeout=20)
         # Processes do not survive a stop, and the token is another.
         async with http.get(url, headers=headers) as response:

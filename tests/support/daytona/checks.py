@@ -45,12 +45,21 @@ class Usage:
 
 
 def traffic(entries: Iterable[Entry], now: float) -> Mapping[str, Sequence[Span]]:
-    """For each session, the harness requests that a daemon accepted, by their begin. What goes on ends `now`."""
+    """For each session, the harness requests that a daemon accepted, by their begin. What goes on ends `now`.
+
+    A request ends with the sandbox at the latest, even if its caller takes longer to hear of it.
+    """
+    entries = list(entries)
+    ends: dict[str, list[float]] = defaultdict(list)
+    for entry in entries:
+        if entry.kind == "state" and entry.data["new"] in ("stopped", "archived", "destroyed"):
+            ends[entry.sandbox].append(entry.at)
     found: dict[str, list[Span]] = defaultdict(list)
     for entry in entries:
         if entry.kind == "harness" and entry.data["harness"] and entry.data["accepted"] and entry.session:
-            end = entry.data["ended"]
-            found[entry.session].append(Span(entry.sandbox, entry.data["began"], now if end is None else end))
+            begin, end = entry.data["began"], now if entry.data["ended"] is None else entry.data["ended"]
+            end = min([end, *(at for at in ends[entry.sandbox] if at >= begin)])
+            found[entry.session].append(Span(entry.sandbox, begin, end))
     return {session: sorted(spans, key=lambda span: span.begin) for session, spans in found.items()}
 
 

@@ -26,7 +26,6 @@ from tests.support.daytona.volumes import Volumes
 
 # Told of each change: the sandbox, its old state (nothing for a new one).
 Listener = Callable[[Sandbox, str], None]
-_GONE = frozenset({"destroyed"})
 
 
 class _Broken(Exception):
@@ -55,6 +54,7 @@ class Fleet:
         self._chance = Chance(setting.delays.seed)
         self._addresses = Addresses()
         self._sandboxes: dict[str, Sandbox] = {}
+        self._made = self._destroyed = 0
         self._listeners: list[Listener] = []
         self._timers = asyncio.get_running_loop().create_task(self._run_timers())
 
@@ -64,14 +64,14 @@ class Fleet:
 
     def all(self) -> Sequence[Sandbox]:
         """Every sandbox that is not destroyed, oldest first."""
-        return [sandbox for sandbox in self._sandboxes.values() if sandbox.state not in _GONE]
+        return list(self._sandboxes.values())
 
     def find(self, reference: str) -> Sandbox:
         """By id or name. Raises a 404 `Problem`; an errored one that was told to go away is gone as well."""
         found = self._sandboxes.get(reference)
         if found is None:
             found = next((sandbox for sandbox in self.all() if sandbox.name == reference), None)
-        if found is None or found.state in _GONE or (found.state in rules.ERRORED and found.desired == "destroyed"):
+        if found is None or (found.state in rules.ERRORED and found.desired == "destroyed"):
             raise not_found(reference)
         return found
 
@@ -81,7 +81,7 @@ class Fleet:
 
     def counts(self) -> Mapping[str, int]:
         """How many are in each state; destroyed ones too."""
-        return dict(Counter(sandbox.state for sandbox in self._sandboxes.values()))
+        return +Counter({"destroyed": self._destroyed, **Counter(sandbox.state for sandbox in self.all())})
 
     def create(self, wanted: Wanted, fault: Fault | None) -> Sandbox:
         """Begin to make one. Refuses a taken name, a volume that is not there, more than the quotas."""
@@ -95,7 +95,8 @@ class Fleet:
             [one.resources for one in kept if one.state in rules.CHARGED],
             [one.resources for one in kept],
         )
-        sandbox = create(wanted, self.setting.directory / "sandboxes", self._addresses.take())
+        self._made += 1
+        sandbox = create(self._made, wanted, self.setting.directory / "sandboxes", self._addresses.take())
         self._sandboxes[sandbox.id] = sandbox
         self._tell(sandbox, "", "create")
         delays = self.setting.delays
@@ -207,8 +208,6 @@ class Fleet:
         self._addresses.give_back(sandbox.address)
 
     def _destroy(self, sandbox: Sandbox, fault: Fault | None, cause: str) -> None:
-        if sandbox.state == "destroying" or sandbox.state in _GONE:
-            raise not_found(sandbox.id)
         sandbox.name = f"DESTROYED_{sandbox.name}_{int(time.time() * 1000)}"
         delay = self.setting.delays.delete
         self._begin(sandbox, cause, "destroyed", [("destroying", delay)], self._remove, fault)
@@ -257,6 +256,9 @@ class Fleet:
             self._set(sandbox, "error", cause)
         else:
             sandbox.error_reason, sandbox.recoverable, sandbox.pending = None, False, False
+            if sandbox.desired == "destroyed":
+                del self._sandboxes[sandbox.id]
+                self._destroyed += 1
             self._set(sandbox, sandbox.desired, cause)
         finally:
             if sandbox.work is asyncio.current_task():

@@ -10,10 +10,10 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.support.daytona.fleet import Fleet
 from tests.support.daytona.problems import Problem, bad, timestamp
 from tests.support.daytona.sandbox import ORGANIZATION, new_id
 from tests.support.daytona.serving import Gate, body_of, reply
-from tests.support.daytona.volumes import Volumes
 
 
 @dataclass(slots=True)
@@ -93,10 +93,9 @@ class Secrets:
 class OrganizationApi:
     """Handlers of volumes, secrets, snapshots and settings."""
 
-    def __init__(
-        self, volumes: Volumes, stored: Secrets, snapshots: Sequence[str] | None, default_snapshot: str
-    ) -> None:
-        self._volumes = volumes
+    def __init__(self, fleet: Fleet, stored: Secrets, snapshots: Sequence[str] | None, default_snapshot: str) -> None:
+        self._fleet = fleet
+        self._volumes = fleet.volumes
         self._secrets = stored
         self._snapshots = snapshots
         self._default_snapshot = default_snapshot
@@ -133,7 +132,8 @@ class OrganizationApi:
         return reply(self._volumes.get(request.match_info["volume"]).shown())
 
     async def _delete_volume(self, request: web.Request) -> web.StreamResponse:
-        self._volumes.delete(request.match_info["volume"])
+        used = {mount.volume for sandbox in self._fleet.all() for mount in sandbox.wanted.mounts}
+        self._volumes.delete(request.match_info["volume"], used)
         return web.Response()
 
     async def _list_secrets(self, request: web.Request) -> web.StreamResponse:

@@ -18,7 +18,7 @@ from tests.support.daytona.delays import Chance, Delays
 from tests.support.daytona.faults import Fault, Kind
 from tests.support.daytona.fleet import Fleet
 from tests.support.daytona.journal import Journal
-from tests.support.daytona.problems import PROXY, Problem
+from tests.support.daytona.problems import PROXY, Problem, not_running
 from tests.support.daytona.sandbox import Sandbox
 from tests.support.daytona.serving import FAULT, Gate, cut, refusal
 
@@ -61,7 +61,7 @@ class Preview:
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         found = self._allowed(request)
         if found.state != "started" or found.base is None:
-            raise Problem(400, "bad request: no IP address found. Is the Sandbox started?", source=PROXY)
+            raise not_running()
         path = _path(request)
         body, call = await _body(request, path)
         await asyncio.sleep(self._chance.seconds(self._delays.harness.get(call, (0.0, 0.0))))

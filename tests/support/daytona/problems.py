@@ -80,6 +80,12 @@ def not_found(reference: str) -> Problem:
     return Problem(404, f"Sandbox with ID or name {reference} not found")
 
 
+def not_running() -> Problem:
+    """What proxies answer for a sandbox that does not run."""
+    why = "no IP address found. Is the Sandbox started?"
+    return Problem(400, f"bad request: {why}", code="SANDBOX_NOT_RUNNING", source=PROXY)
+
+
 def bad(message: str) -> Problem:
     """A request that can never be fulfilled."""
     return Problem(400, message)

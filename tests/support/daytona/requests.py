@@ -94,20 +94,20 @@ def page(request: web.Request, sandboxes: Sequence[Sandbox]) -> Page:
         raise bad("limit and cursor must be what a listing gave") from None
     if not 1 <= limit <= _BIGGEST_PAGE:
         raise bad(f"limit must be between 1 and {_BIGGEST_PAGE}")
-    found = [
-        (number, sandbox)
-        for number, sandbox in enumerate(sandboxes, 1)
-        if labels.items() <= sandbox.labels.items()
+    rest = [
+        sandbox
+        for sandbox in sandboxes
+        if sandbox.number > after
+        and labels.items() <= sandbox.labels.items()
         and (not states or sandbox.state in states)
         and (not snapshots or sandbox.wanted.snapshot in snapshots)
         and sandbox.id.startswith(query.get("id", ""))
         and sandbox.name.startswith(query.get("name", ""))
         and not (sandbox.state in rules.ERRORED and sandbox.desired == "destroyed")
     ]
-    rest = [(number, sandbox) for number, sandbox in found if number > after]
     shown = rest[:limit]
-    more = base64.urlsafe_b64encode(str(shown[-1][0]).encode()).decode() if len(rest) > limit else None
-    return Page([sandbox for _, sandbox in shown], more)
+    more = base64.urlsafe_b64encode(str(shown[-1].number).encode()).decode() if len(rest) > limit else None
+    return Page(shown, more)
 
 
 def interval(request: web.Request, name: str, least: int) -> float:

@@ -57,8 +57,9 @@ class Wanted:
 
 @dataclass(slots=True)
 class Sandbox:
-    """One sandbox. Times are monotonic seconds unless they are said to be wall time."""
+    """One sandbox. `number` counts them. Times are monotonic seconds unless they are said to be wall time."""
 
+    number: int
     id: str
     name: str
     directory: Path
@@ -128,10 +129,11 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
-def create(wanted: Wanted, directory: Path, address: str) -> Sandbox:
+def create(number: int, wanted: Wanted, directory: Path, address: str) -> Sandbox:
     """A sandbox in the making; nothing of it exists yet."""
     identifier = new_id()
     return Sandbox(
+        number=number,
         id=identifier,
         name=wanted.name or identifier,
         directory=directory / identifier,

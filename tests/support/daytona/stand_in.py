@@ -105,6 +105,10 @@ class RunningStandIn:
         """Seconds that cost money so far."""
         return checks.usage(list(self.log), time.monotonic())
 
+    def most_running(self) -> int:
+        """The greatest number of sandboxes that cost processor and memory at one time."""
+        return checks.most_at_once(checks.charged(self.log, time.monotonic()))
+
     def most_idle(self, grace: float) -> int:
         """The greatest number of sandboxes that ran at one time while nobody used them; `grace` as in `checks.idle`."""
         return checks.most_at_once(checks.idle(list(self.log), time.monotonic(), grace))
@@ -184,7 +188,7 @@ async def serve(directory: Path, options: Options) -> AsyncIterator[RunningStand
         toolboxes = Toolboxes(fleet)
         app = web.Application(client_max_size=_BIGGEST_UPLOAD)
         app.add_routes(_below("/api", api.routes(gate)))
-        app.add_routes(_below("/api", OrganizationApi(volumes, stored, snapshots, default).routes(gate)))
+        app.add_routes(_below("/api", OrganizationApi(fleet, stored, snapshots, default).routes(gate)))
         toolbox = "/toolbox/{sandbox}"
         app.add_routes(_below(toolbox, ProcessApi(toolboxes, journal, options.delays).routes(gate)))
         app.add_routes(_below(toolbox, SessionApi(toolboxes, journal).routes(gate)))

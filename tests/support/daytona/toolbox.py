@@ -15,7 +15,7 @@ from tests.support.daytona import processes
 from tests.support.daytona.delays import Chance, Delays
 from tests.support.daytona.fleet import Fleet
 from tests.support.daytona.journal import Journal
-from tests.support.daytona.problems import DAEMON, PROXY, Problem, not_found
+from tests.support.daytona.problems import DAEMON, Problem, not_found, not_running
 from tests.support.daytona.processes import Base
 from tests.support.daytona.sandbox import Sandbox
 from tests.support.daytona.serving import Gate, Handler, body_of, reply
@@ -39,7 +39,7 @@ class Toolboxes:
         if found.id != reference:
             raise not_found(reference)
         if found.state != "started" or found.base is None:
-            raise Problem(400, "bad request: the Sandbox is not running. Is the Sandbox started?", source=PROXY)
+            raise not_running()
         found.touch()
         return found
 
@@ -147,7 +147,7 @@ async def run(found: Sandbox, command: str, *, cwd: str, envs: dict[str, str], t
 def running(found: Sandbox) -> Base:
     """The base of a sandbox that runs."""
     if found.base is None:
-        raise Problem(400, "bad request: the Sandbox is not running. Is the Sandbox started?", source=PROXY)
+        raise not_running()
     return found.base
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,14 +77,13 @@ class Volumes:
         self._volumes[volume.id] = volume
         return volume
 
-    def delete(self, identifier: str) -> None:
-        """Remove one that nothing uses, with what is in it."""
+    def delete(self, identifier: str, used: Container[str]) -> None:
+        """Remove one with what is in it, unless it is among those that sandboxes use."""
         volume = self.get(identifier)
-        target = self.path(volume.id)
-        if any(link.target == target or target in link.target.parents for link in self._links.values()):
+        if identifier in used:
             raise Problem(409, "Volume cannot be deleted because it is in use by one or more sandboxes")
         del self._volumes[identifier]
-        shutil.rmtree(target)
+        shutil.rmtree(self.path(volume.id))
 
     def path(self, identifier: str) -> Path:
         """The directory of a volume: what is in it, seen from outside."""
