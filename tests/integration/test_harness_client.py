@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -33,6 +35,7 @@ from services.pool.harness.port import (
     OpenRequest,
     PermissionAsked,
     PromptResult,
+    Pulse,
     QuestionAsked,
     TextChunk,
     ToolUpdate,
@@ -182,6 +185,92 @@ async def test_a_conversation_in_one_warm_session(house: House) -> None:
     await session.close()
     await eventually(lambda: not agents_of(house.daemon))
     assert await house.servers() == []
+
+
+async def test_w_e02_what_an_agent_tells_between_turns_is_nobodys(house: House) -> None:
+    """Nor is it the next turn's; and a question that nobody could answer is cancelled."""
+    session = await house.open()
+    first, _ = await turn(session, "later 0.2 this is late\nlater-ask 0.2 remove\nstream 3 words")
+    await session.park()
+    await eventually(lambda: bool(house.journaled("this is late")))
+    second, _ = await turn(session, "stream 2 words")
+    assert (text_of(first), text_of(second)) == ("word-1 word-2 word-3", "word-1 word-2")
+    assert not any(isinstance(update, PermissionAsked) for update in first)
+    await eventually(lambda: any(entry.get("outcome") == "cancelled" for entry in house.journaled("later")))
+    await session.close()
+
+
+async def test_the_way_to_the_agent_is_opened_before_it_is_asked(house: House) -> None:
+    session = await house.open()
+    await turn(session, "remember my name is Ada")
+    await session.park()
+    assert not session.silence.connected
+    await session.resume()
+    assert session.silence.connected
+    updates, _ = await turn(session, "what is my name?")
+    assert "Ada" in text_of(updates)
+    await session.close()
+
+
+async def test_an_agent_that_died_while_parked_is_seen_before_it_is_asked(house: House) -> None:
+    session = await house.open()
+    await turn(session, "hello")
+    await session.park()
+    for pid in agents_of(house.daemon):
+        os.kill(pid, signal.SIGKILL)
+
+    async def until_it_is_seen() -> None:
+        # The daemon may take a moment to see it.
+        async with asyncio.timeout(10.0):
+            while True:
+                await session.resume()
+                await session.park()
+
+    with pytest.raises(HarnessError) as error:
+        await until_it_is_seen()
+    assert error.value.reason == "AGENT_EXITED"
+    assert len(house.journaled("prompt")) == 1
+    await session.close()
+
+
+async def test_silence_and_pulse_tell_what_lives(agentd_house: House) -> None:
+    session = await agentd_house.open()
+    run = await session.prompt(say("stream 5 words\nhang"), execution_id=EXECUTION, trace_context=TRACE)
+    async for update in run.updates():
+        if isinstance(update, TextChunk) and update.text.startswith("word-5"):
+            break
+    assert session.silence.connected
+    assert session.silence.messages < 5.0
+    assert await session.pulse() is Pulse.ALIVE
+    session.reach(dataclasses.replace(agentd_house.endpoint, token="another"))
+    assert await session.pulse() is Pulse.FENCED
+    session.reach(agentd_house.endpoint)
+    agentd_house.daemon.process.send_signal(signal.SIGSTOP)
+    assert await session.pulse() is Pulse.SILENT
+    agentd_house.daemon.process.kill()
+    await asyncio.to_thread(agentd_house.daemon.process.wait)
+    assert await session.pulse() is Pulse.REFUSED
+    await eventually(lambda: not session.silence.connected)
+    await session.close()
+
+
+async def test_a_daemon_that_moved_is_followed(agentd_house: House) -> None:
+    """As behind a proxy whose address or token changed: the stream goes on where it was."""
+    async with Cutter(agentd_house.daemon.url) as before, Cutter(agentd_house.daemon.url) as after:
+        session = await agentd_house.client.open(
+            DaemonEndpoint(before.url, agentd_house.daemon.token),
+            OpenRequest(server_id="s1", agent="codex", workspace=str(agentd_house.workspace)),
+        )
+        run = await session.prompt(say("stream 200 words at 200/s"), execution_id=EXECUTION, trace_context=TRACE)
+        updates: list[Update] = []
+        async for update in run.updates():
+            updates.append(update)
+            if len(updates) == 50:
+                session.reach(DaemonEndpoint(after.url, agentd_house.daemon.token))
+                before.cut()
+        assert text_of(updates) == " ".join(f"word-{number + 1}" for number in range(200))
+        assert after.connections
+        await session.close()
 
 
 async def test_every_update_comes_once_and_in_order(house: House) -> None:

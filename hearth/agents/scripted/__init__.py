@@ -21,6 +21,9 @@ Directives (N, BYTES, CODE are integers, S and R numbers, {json} a JSON object t
     read PATH                   reads a file, and says what is in it
     hearth-ask {json}           the extension request _hearth/ask, then says what was answered
     hearth-client-tool {json}   the extension request _hearth/client_tool, likewise
+    commands                    an update of the list of commands, which says nothing to anybody
+    later S TEXT                says something S seconds later, whether or not the turn still runs
+    later-ask S NAME            asks for permission to use a tool S seconds later, likewise
     error TEXT                  answers the prompt with a JSON-RPC error
     empty                       ends the turn without a word
     cancelled-unasked           ends the turn as cancelled though nobody cancelled it

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from pathlib import PurePath
 
 from hearth.agents.scripted import script
@@ -13,6 +14,7 @@ from hearth.agents.scripted.turn import Processes, TurnRun
 PROTOCOL_VERSION = 1
 EXECUTION_META = "hearth.dev/execution"
 AGENT_META = "hearth.dev/agent"
+TIMES_META = "hearth.dev/times"
 
 
 class ScriptedAgent:
@@ -92,6 +94,7 @@ class ScriptedAgent:
         return {}
 
     async def _prompt(self, params: Object) -> Object:
+        prompted = time.time_ns()
         # No await before the turn is registered: a cancel that follows at once must find it.
         session = self._sessions.get(_string(params, "sessionId"))
         if session is None:
@@ -114,7 +117,10 @@ class ScriptedAgent:
             self._stubborn = self._stubborn or run.stubborn
             del self._running[session.id]
             session.finish(turn, run.text, stop_reason)
-        return {"stopReason": stop_reason, "usage": _usage(text, run), "_meta": {AGENT_META: report(session)}}
+        # When it was asked and when it answers, in nanoseconds since 1970: what lies around that is Hearth's own time.
+        times = {"prompted_ns": prompted, "answered_ns": time.time_ns()}
+        meta = {AGENT_META: report(session), TIMES_META: times}
+        return {"stopReason": stop_reason, "usage": _usage(text, run), "_meta": meta}
 
 
 def report(session: Session) -> Object:

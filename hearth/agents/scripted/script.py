@@ -86,6 +86,15 @@ class Extension(NamedTuple):
     params: Json
 
 
+class Later(NamedTuple):
+    """Something said so many seconds later, whether or not the turn still runs; with `ask` a tool call that wants
+    permission."""
+
+    seconds: float
+    text: str
+    ask: bool = False
+
+
 class Fail(NamedTuple):
     """A JSON-RPC error."""
 
@@ -99,7 +108,8 @@ class Crash(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """A directive that is only a word: plan, empty, cancelled-unasked, garbage, hang, hang-hard, ignore-eof."""
+    """A directive that is only a word: plan, commands, empty, cancelled-unasked, garbage, hang, hang-hard,
+    ignore-eof."""
 
     word: str
 
@@ -117,6 +127,7 @@ Step = (
     | WriteFile
     | ReadFile
     | Extension
+    | Later
     | Fail
     | Crash
     | Plain
@@ -141,10 +152,12 @@ _PATTERNS: list[tuple[re.Pattern[str], Callable[..., Step]]] = [
         (r"read (\S+)", ReadFile),
         (rf"hearth-ask{_JSON}", lambda text: Extension("_hearth/ask", _object(text))),
         (rf"hearth-client-tool{_JSON}", lambda text: Extension("_hearth/client_tool", _object(text))),
+        (rf"later ({_NUMBER}) (.+)", lambda s, text: Later(float(s), text)),
+        (rf"later-ask ({_NUMBER}) (\S+)", lambda s, name: Later(float(s), name, ask=True)),
         (r"error (.+)", Fail),
         (r"crash (\d+)", lambda code: Crash(int(code))),
         (r"crash-silent", lambda: Crash(None)),
-        (r"(plan|empty|cancelled-unasked|garbage|hang|hang-hard|ignore-eof)", Plain),
+        (r"(plan|commands|empty|cancelled-unasked|garbage|hang|hang-hard|ignore-eof)", Plain),
     )
 ]
 _REMEMBER = re.compile(r"\bremember (?:that )?my ([\w-]+) is ([\w-]+)", re.IGNORECASE)

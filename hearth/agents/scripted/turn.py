@@ -23,6 +23,10 @@ OPTIONS: list[Object] = [
 GARBAGE = b'this is not JSON\n{"jsonrpc":"2.0","method":\n"a string"\n[1,2]\n\n'
 
 
+# What was put off lives longer than its turn.
+_LATER: set[asyncio.Task[None]] = set()
+
+
 class Ended(Exception):
     """The turn is over, with this stop reason."""
 
@@ -140,6 +144,10 @@ class TurnRun:
                 await self._read_file(path)
             case script.Extension(method, params):
                 await self._extension(method, params)
+            case script.Later():
+                task = asyncio.create_task(self._say_later(step))
+                _LATER.add(task)
+                task.add_done_callback(_LATER.discard)
             case script.Fail(message):
                 raise RpcError(-32603, message)
             case script.Crash(code):
@@ -151,6 +159,8 @@ class TurnRun:
         match word:
             case "plan":
                 await self._plan()
+            case "commands":
+                await self._update("available_commands_update", availableCommands=[])
             case "empty":
                 self._silent = True
                 raise Ended("end_turn")
@@ -264,6 +274,16 @@ class TurnRun:
             return
         self._journal.write("answer", session=self._session.id, method=method, tool_call_id=call)
         await self._say(f"Answer: {json.dumps(result, ensure_ascii=False)}")
+
+    async def _say_later(self, step: script.Later) -> None:
+        await asyncio.sleep(step.seconds)
+        if step.ask:
+            outcome = await self._may(f"later-{self._number}", script.ToolUse(step.text, {}, ask=True))
+            self._journal.write("later", session=self._session.id, outcome=outcome)
+            return
+        update: Object = {"sessionUpdate": "agent_message_chunk", "content": _text(step.text)}
+        await self._connection.notify("session/update", {"sessionId": self._session.id, "update": update})
+        self._journal.write("later", session=self._session.id, text=step.text)
 
     async def _plan(self) -> None:
         names = ["Read the question", "Think", "Answer"]

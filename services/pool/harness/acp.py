@@ -22,7 +22,9 @@ from services.pool.harness.port import (
     PermissionAsked,
     PermissionOption,
     PromptResult,
+    Pulse,
     QuestionAsked,
+    Silence,
 )
 from services.pool.harness.rpc import Message, RpcConnection, RpcLimits, request_key
 from services.pool.harness.runs import AcpRun
@@ -103,8 +105,12 @@ class AcpSession:
         self._daemon = Daemon(http, endpoint, request.server_id)
         self._rpc = RpcConnection(http, self._daemon, self, clock=clock, limits=limits.rpc)
         self._request = request
+        self._clock = clock
         self._limits = limits
         self._run: AcpRun | None = None
+        # A prompt is on its way to become the run; and what the agent told while none ran.
+        self._beginning = False
+        self._unasked = 0
         self._prompting: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[Message] | None = None
         self._answering: set[asyncio.Task[None]] = set()
@@ -142,6 +148,8 @@ class AcpSession:
         if opened is None:
             opened = await self._new()
         await self._set_model(opened)
+        # The agent has them now: what is kept between turns holds no credentials, and nothing large.
+        self._request = dataclasses.replace(self._request, mcp_servers=(), instructions="")
 
     def open_timeout(self) -> HarnessError:
         """What it means that the agent did not open in time."""
@@ -245,7 +253,7 @@ class AcpSession:
     ) -> AcpRun:
         """See `HarnessSession.prompt`."""
         self._rpc.check()
-        if self._run is not None:
+        if self._run is not None or self._beginning:
             # Some agents mix a second prompt into the first one and never answer it.
             raise HarnessError("RUN_DEFECT", "a prompt of this session is running already")
         params = {
@@ -253,12 +261,12 @@ class AcpSession:
             "prompt": prompt_blocks(content, self._request.workspace, self._prompt_capabilities),
             **_meta({EXECUTION_META: execution_id, **trace_context}),
         }
-        run = self._run = AcpRun()
+        self._beginning = True
         try:
-            await self._rpc.resume()
-        except BaseException:
-            self._run = None
-            raise
+            await self.resume()
+        finally:
+            self._beginning = False
+        run = self._run = AcpRun()
         sent = asyncio.Event()
         self._prompting = asyncio.create_task(self._prompt(run, params, trace_context, sent), name="agent prompt")
         under_way = asyncio.create_task(sent.wait(), name="prompt sent")
@@ -271,6 +279,29 @@ class AcpSession:
         finally:
             under_way.cancel()
         return run
+
+    async def resume(self) -> None:
+        """See `HarnessSession.resume`."""
+        before = self._unasked
+        await self._rpc.resume()
+        if self._unasked > before:
+            about = {"server": self._request.server_id, "messages": self._unasked - before}
+            logger.info("dropped what the agent told between turns", extra=about)
+
+    def reach(self, endpoint: DaemonEndpoint) -> None:
+        """See `HarnessSession.reach`."""
+        self._daemon.reach(endpoint)
+        self._rpc.reach()
+
+    @property
+    def silence(self) -> Silence:
+        """See `HarnessSession.silence`."""
+        stream = self._rpc.stream
+        return Silence(stream.connected, stream.silence, self._clock.monotonic() - self._rpc.said)
+
+    async def pulse(self) -> Pulse:
+        """See `HarnessSession.pulse`."""
+        return await self._daemon.pulse()
 
     async def _prompt(self, run: AcpRun, params: Message, trace: Mapping[str, str], sent: asyncio.Event) -> None:
         outcome = HarnessError("RUN_DEFECT", "the session was closed during a prompt")
@@ -340,7 +371,10 @@ class AcpSession:
     async def notified(self, method: str, params: object, size: int) -> None:
         """See `Listener.notified`."""
         run = self._run
-        if run is None or method != "session/update" or not isinstance(params, dict):
+        if run is None:
+            self._unasked += 1
+            return
+        if method != "session/update" or not isinstance(params, dict):
             return
         if params.get("sessionId") != self._session_id:
             return

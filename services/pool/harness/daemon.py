@@ -12,11 +12,12 @@ from urllib.parse import quote
 
 import aiohttp
 
-from services.pool.harness.port import DaemonEndpoint, HarnessError
+from services.pool.harness.port import DaemonEndpoint, HarnessError, Pulse
 
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
+PULSE_SECONDS = 3.0
 # Waits for the answers to a DELETE: the real daemon never answers the first one but acts when its caller hangs up.
 DELETE_SECONDS = (0.5, 2.0, 5.0)
 
@@ -57,11 +58,12 @@ class Refused(Exception):
 
 
 class Unreached(Exception):
-    """No answer came. `sent` tells whether the request may have arrived."""
+    """No answer came. `sent` tells whether the request may have arrived; `refused` that nothing listens there."""
 
-    def __init__(self, why: str, *, sent: bool) -> None:
+    def __init__(self, why: str, *, sent: bool, refused: bool = False) -> None:
         super().__init__(why)
         self.sent = sent
+        self.refused = refused
 
     def as_error(self) -> HarnessError:
         """What it means."""
@@ -93,9 +95,18 @@ class Daemon:
 
     def __init__(self, http: aiohttp.ClientSession, endpoint: DaemonEndpoint, server_id: str) -> None:
         self._http = http
+        self._path = f"/v1/acp/{quote(server_id, safe='')}"
+        self.reach(endpoint)
+
+    def reach(self, endpoint: DaemonEndpoint) -> None:
+        """Call it there from now on."""
         self._base = endpoint.url.rstrip("/")
         self.headers = {**endpoint.headers, "Authorization": f"Bearer {endpoint.token}"}
-        self.server_url = f"{self._base}/v1/acp/{quote(server_id, safe='')}"
+
+    @property
+    def server_url(self) -> str:
+        """Of the agent server."""
+        return self._base + self._path
 
     async def post(
         self,
@@ -138,6 +149,16 @@ class Daemon:
             else:
                 return
         logger.warning("agent server not deleted", extra={"seconds": sum(DELETE_SECONDS)})
+
+    async def pulse(self) -> Pulse:
+        """Ask for its health."""
+        try:
+            await self._request("GET", f"{self._base}/v1/health", timeout=PULSE_SECONDS)
+        except Refused as refused:
+            return Pulse.FENCED if refused.status == 401 else Pulse.SILENT
+        except Unreached as unreached:
+            return Pulse.REFUSED if unreached.refused else Pulse.SILENT
+        return Pulse.ALIVE
 
     async def run(self, command: str, args: list[str], timeout: float) -> tuple[int, str]:
         """Run a program to its end; -1 when a signal or the time ended it. Raises `Refused` and `Unreached`."""
@@ -195,7 +216,8 @@ class Daemon:
                     return content
                 raise _refused(response.status, content)
         except aiohttp.ClientConnectorError as error:
-            raise Unreached(str(error), sent=False) from None
+            refused = isinstance(error.os_error, ConnectionRefusedError)
+            raise Unreached(str(error), sent=False, refused=refused) from None
         except TimeoutError:
             raise Unreached(f"no answer in {timeout:g} s", sent=True) from None
         except (aiohttp.ClientError, ConnectionError) as error:

@@ -46,7 +46,8 @@ class OpenRequest:
     agent: str
     workspace: str
     load_session_id: str | None = None
-    mcp_servers: Sequence[Mapping[str, Any]] = ()
+    # Their headers and variables hold credentials.
+    mcp_servers: Sequence[Mapping[str, Any]] = dataclasses.field(default=(), repr=False)
     instructions: str = ""
     model: str = ""
     timeout: float = 60.0
@@ -154,6 +155,25 @@ class Answer(enum.Enum):
     CANCELLED = "cancelled"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Silence:
+    """How long nothing was heard, in seconds of a reader that listened: no byte at all, and no message of the agent.
+    `connected`: the stream is open."""
+
+    connected: bool
+    bytes: float
+    messages: float
+
+
+class Pulse(enum.Enum):
+    """What asking a daemon for its health has shown."""
+
+    ALIVE = "alive"
+    FENCED = "fenced"  # it does not know our token: another one runs there
+    REFUSED = "refused"  # nothing listens there
+    SILENT = "silent"  # no answer, or one that says nothing
+
+
 class PromptRun(Protocol):
     """One prompt on its way."""
 
@@ -179,6 +199,15 @@ class HarnessSession(Protocol):
         """True when the agent loaded the session that was asked for; false when it is a new one."""
         ...
 
+    def reach(self, endpoint: DaemonEndpoint) -> None:
+        """From now on the same daemon is reached there: addresses and headers of a provider change."""
+        ...
+
+    async def resume(self) -> None:
+        """Follow the stream again after `park`, and drop what came meanwhile: it belongs to no prompt. `prompt` does it
+        where this was not called. Raises when the agent, its daemon or the stream is lost."""
+        ...
+
     async def prompt(
         self,
         content: Sequence[content_pb2.ContentPart],
@@ -187,6 +216,15 @@ class HarnessSession(Protocol):
         trace_context: Mapping[str, str],
     ) -> PromptRun:
         """Send a prompt. Never wait for the whole turn here: it returns once the prompt was handed over."""
+        ...
+
+    @property
+    def silence(self) -> Silence:
+        """How long the agent and its daemon have been silent."""
+        ...
+
+    async def pulse(self) -> Pulse:
+        """Ask the daemon for its health. Raises nothing."""
         ...
 
     async def answer(self, request_key: str, answer: Answer) -> None:

@@ -74,6 +74,8 @@ class RpcConnection:
         limits: RpcLimits,
     ) -> None:
         self.stream = EventStream(http, daemon.server_url, daemon.headers, clock=clock, limits=limits.stream)
+        self._clock = clock
+        self._said = clock.monotonic()
         self._daemon = daemon
         self._listener = listener
         self._limits = limits
@@ -93,15 +95,28 @@ class RpcConnection:
             self._reading = asyncio.create_task(self._read(), name="agent stream")
 
     async def resume(self) -> None:
-        """Follow the stream again; raises at once what can be seen at once."""
+        """Follow the stream again, once what came since `stop` was heard; raises at once what can be seen at once."""
         self.check()
         if self._reading is None:
             try:
                 await self.stream.connect()
+                while waiting := await self.stream.read_waiting():
+                    for data in waiting:
+                        await self._dispatch(data)
             except HarnessError as error:
                 self.die(error)
                 raise
+            self.check()
             self.start()
+
+    def reach(self) -> None:
+        """The daemon is reached elsewhere from now on."""
+        self.stream.reach(self._daemon.server_url, self._daemon.headers)
+
+    @property
+    def said(self) -> float:
+        """When the agent sent its last message, on the clock's monotonic time."""
+        return self._said
 
     async def stop(self) -> None:
         """Let go of the stream; `start` goes on where it was."""
@@ -250,6 +265,7 @@ class RpcConnection:
             self.die(HarnessError("RUN_DEFECT", f"{type(error).__name__} while reading the agent"))
 
     async def _dispatch(self, data: bytes) -> None:
+        self._said = self._clock.monotonic()
         try:
             message: object = _decoder.decode(data.decode())
         except (ValueError, RecursionError):

@@ -11,7 +11,8 @@ import dataclasses
 import logging
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 import aiohttp
 from opentelemetry.instrumentation.utils import suppress_http_instrumentation
@@ -22,6 +23,8 @@ from services.pool.harness.port import HarnessError
 logger = logging.getLogger(__name__)
 
 LINE_BYTES = 16 * 1024 * 1024
+# agentd says in it how far its messages go; the real daemon says nothing.
+NEWEST_HEADER = "Hearth-Newest-Event"
 READ_BYTES = 256 * 1024
 
 
@@ -89,6 +92,9 @@ class StreamLimits:
     connect: float = 10.0
     first_backoff: float = 0.05
     max_backoff: float = 2.0
+    # For what a daemon held when the connection was made: one that told how much it is, and one that did not.
+    catch_up: float = 5.0
+    moment: float = 0.01
 
 
 class EventStream:
@@ -108,8 +114,7 @@ class EventStream:
         limits: StreamLimits | None = None,
     ) -> None:
         self._http = http
-        self._url = url
-        self._headers = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-cache"}
+        self.reach(url, headers)
         self._clock = clock
         self._limits = limits or StreamLimits()
         self._response: aiohttp.ClientResponse | None = None
@@ -118,6 +123,9 @@ class EventStream:
         self._last = 0
         # When the last byte came, when this connection was made, and when the reader went away to work.
         self._heard = self._connected = self._left = clock.monotonic()
+        self._reading = False
+        # What the daemon said to be its newest message when the connection was made; None when it does not say.
+        self._newest: int | None = None
         self._failed: HarnessError | None = None
         # Connections in a row that brought nothing.
         self._failures = 0
@@ -137,29 +145,47 @@ class EventStream:
         """Whether a connection is open."""
         return self._response is not None
 
+    @property
+    def silence(self) -> float:
+        """Seconds since the last byte, without the time in which nobody read."""
+        return (self._clock.monotonic() if self._reading else self._left) - self._heard
+
+    def reach(self, url: str, headers: Mapping[str, str]) -> None:
+        """Connections go there from now on."""
+        self._url = url
+        self._headers = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-cache"}
+
     async def connect(self) -> None:
         """Open the connection if there is none, waiting for a daemon that does not answer as long as `read` would."""
-        self._come_back()
-        try:
+        with self._listening():
             if self._response is None:
                 await self._connect()
-        finally:
-            self._left = self._clock.monotonic()
 
     async def read(self) -> list[bytes]:
         """The next messages, at least one, as JSON text."""
-        self._come_back()
-        try:
+        with self._listening():
             while not self._ready:
                 if self._failed is not None:
                     raise self._failed
                 if self._response is None:
                     await self._connect()
                 await self._read_chunk(self._response)
-            ready, self._ready = list(self._ready), deque()
-            return ready
-        finally:
-            self._left = self._clock.monotonic()
+            return self._take()
+
+    async def read_waiting(self) -> list[bytes]:
+        """What the daemon held already when this connection was made, and was not read; nothing when there is no more.
+
+        A daemon that does not say how much that is counts as empty once it has sent nothing for a moment.
+        """
+        with self._listening():
+            known = self._newest
+            if not self._ready and self._response is not None and (known is None or self._last < known):
+                with suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
+                    async with asyncio.timeout(self._limits.moment if known is None else self._limits.catch_up):
+                        self._received(await self._response.content.readany())
+            if self._failed is not None and not self._ready:
+                raise self._failed
+            return self._take()
 
     def disconnect(self) -> None:
         """Let go of the connection; the next `read` or `connect` resumes after the last message received."""
@@ -183,6 +209,9 @@ class EventStream:
                 chunk = await response.content.readany()
         except (TimeoutError, aiohttp.ClientError, ConnectionError) as found:
             error = found
+        self._received(chunk, error)
+
+    def _received(self, chunk: bytes, error: Exception | None = None) -> None:
         if not chunk:
             self._drop()
             self.reconnects += 1
@@ -254,6 +283,8 @@ class EventStream:
             return False
         if response.status == 200 and response.content_type == "text/event-stream":
             self._response, self._parser = response, Parser()
+            newest = response.headers.get(NEWEST_HEADER, "")
+            self._newest = int(newest) if newest.isascii() and newest.isdigit() and len(newest) <= 18 else None
             self._connected = self._clock.monotonic()
             return True
         status = response.status
@@ -262,9 +293,20 @@ class EventStream:
             raise HarnessError("FENCED", f"the daemon refused the stream with {status}", fenced=True)
         return False
 
-    def _come_back(self) -> None:
-        """The time that the reader was away was not the daemon's silence."""
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """The time that the reader is away is not the daemon's silence."""
         self._heard += self._clock.monotonic() - self._left
+        self._reading = True
+        try:
+            yield
+        finally:
+            self._reading = False
+            self._left = self._clock.monotonic()
+
+    def _take(self) -> list[bytes]:
+        ready, self._ready = list(self._ready), deque()
+        return ready
 
     def _drop(self) -> None:
         if self._response is not None:

@@ -107,7 +107,8 @@ class Conversation:
         finally:
             await end(following, limit)
         if self._first_output_at is not None:
-            self._timed("model", self._first_output_at)
+            # Not shown: the ending comes at once, and would have to wait for that frame.
+            self._timed("model", self._first_output_at, show=False)
         else:
             self._timed("first_output", self._began)
         return answer
@@ -158,7 +159,7 @@ class Conversation:
         if self._writer.refused.done():
             return self._failed("HISTORY_UNAVAILABLE", "too much output waits for the history, which does not answer")
         if self._signals.gone:
-            return self._failed("HARNESS_UNREACHABLE", "the sandbox is gone")
+            return self._failed(*self._signals.loss)
         if limit.done():
             return self._failed(limit.result(), "the turn was ended because it passed a limit")
         return None
@@ -208,16 +209,21 @@ class Conversation:
 
     async def _follow(self, harness: HarnessSession, run: PromptRun, limits: LimitWatch) -> PromptResult:
         async for update in run.updates():
-            self._note_output()
-            limits.progress()
-            for output in self._assembler.take(update):
+            outputs = self._assembler.take(update)
+            # Some agents list their commands as soon as they are asked: nobody reads that, and it is no answer.
+            said = bool(outputs) or isinstance(update, PermissionAsked | QuestionAsked)
+            limits.progress(output=said)
+            if said:
+                self._note_output()
+            for output in outputs:
                 if isinstance(output, FrameOut):
                     self._writer.frame(output.entity_id, **output.body)
                 else:
                     self._writer.event(output.event)
             limits.running_tools(self._assembler.open_tools)
             if isinstance(update, PermissionAsked):
-                await self._permit(harness, update)
+                with limits.frozen():
+                    await self._permit(harness, update)
             elif isinstance(update, QuestionAsked):
                 # Nobody can be asked yet; an agent that is told so goes on without an answer.
                 await _unless_closed(harness.answer_question(update.request_key, None))
@@ -256,8 +262,8 @@ class Conversation:
         # Told in passing: a crash that loses it loses no decision, for the tool's own event says what became of it.
         self._room.producer.append(execution.key.message(), event).add_done_callback(_note_refused)
 
-    def _timed(self, name: str, started: float) -> None:
-        seconds = self._stages.record(name, started)
+    def _timed(self, name: str, started: float, *, show: bool = True) -> None:
+        seconds = self._stages.record(name, started, show=show)
         self._room.stats.stage(name, "", seconds)
 
 

@@ -107,6 +107,20 @@ async def end_leftovers(
     return False
 
 
+async def agent_gone(harness: HarnessSession, known: frozenset[int] | None) -> bool:
+    """Whether nothing is left of the agent's own tree, seen twice; False when that cannot be known.
+
+    A daemon that waits for the end of an agent's output does not notice its death while a child holds that open.
+    """
+    if not known:
+        return False
+    for _ in range(2):
+        listing = await _list(harness)
+        if listing is None or any(one.pid in known and not one.zombie for one in listing.processes):
+            return False
+    return True
+
+
 async def _list(harness: HarnessSession) -> Listing | None:
     command, args = _LIST
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from hearth.session.v1 import session_pb2
@@ -51,36 +52,57 @@ def _clamp(seconds: float) -> float:
 class LimitWatch:
     """Watches one turn from its prompt on. Trips once, with the reason of the limit that was passed first.
 
-    Tell it what happens; await `tripped` to hear of a limit.
+    Tell it what happens; await `tripped` to hear of a limit. While a person is asked (`frozen`) no time passes for it.
     """
 
     def __init__(self, limits: TurnLimits, clock: Clock) -> None:
         self._limits = limits
         self._clock = clock
-        now = clock.monotonic()
+        # How many wait for a person, since when, and for how long anybody has been waited for in all.
+        self._asking = 0
+        self._frozen_at = 0.0
+        self._frozen = 0.0
+        now = self._time()
         self._turn_ends = now + limits.turn
         self._first_ends: float | None = now + limits.first_response
-        self._idle_ends = 0.0
+        self._idle_ends = now + limits.idle
         self._tools: dict[str, float] = {}
-        self._sooner = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._reason = ""
 
-    def progress(self) -> None:
-        """The agent sent something: from its first output on only silence counts."""
-        if self._first_ends is not None:
+    def progress(self, *, output: bool = True) -> None:
+        """The agent sent something, and so is not idle. From its first `output` on only silence counts: what is none,
+        as the list of its commands, says nothing about whether its model answers."""
+        if output and self._first_ends is not None:
             self._first_ends = None
-            self._sooner.set()
-        self._idle_ends = self._clock.monotonic() + self._limits.idle
+            self._changed.set()
+        self._idle_ends = self._time() + self._limits.idle
 
     def running_tools(self, tool_call_ids: Collection[str]) -> None:
         """The tool calls that are open now."""
         for ended in self._tools.keys() - set(tool_call_ids):
             del self._tools[ended]
         for begun in set(tool_call_ids) - self._tools.keys():
-            self._tools[begun] = self._clock.monotonic() + self._limits.tool_call
-            self._sooner.set()
+            self._tools[begun] = self._time() + self._limits.tool_call
+            self._changed.set()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """For the time of the block a person is asked, which may take as long as it likes. Blocks may overlap."""
+        if not self._asking:
+            self._frozen_at = self._clock.monotonic()
+        self._asking += 1
+        self._changed.set()
+        try:
+            yield
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                self._frozen += self._clock.monotonic() - self._frozen_at
+            self._changed.set()
 
     def next(self) -> tuple[float, str]:
-        """When the next limit is passed, on the clock's monotonic time, and its reason."""
+        """How many seconds are left until the next limit is passed, and its reason."""
         ends = [(self._turn_ends, "TURN_LIMIT")]
         if self._first_ends is not None:
             ends.append((self._first_ends, "FIRST_RESPONSE_LIMIT"))
@@ -88,17 +110,27 @@ class LimitWatch:
             ends.append((self._idle_ends, "IDLE_LIMIT"))
         if self._tools:
             ends.append((min(self._tools.values()), "TOOL_LIMIT"))
-        return min(ends)
+        at, reason = min(ends)
+        return at - self._time(), reason
 
     async def tripped(self) -> str:
-        """Wait until a limit is passed; its reason, a name of `hearth.types.v1.Reason`."""
-        while True:
-            at, reason = self.next()
-            left = at - self._clock.monotonic()
+        """Wait until a limit is passed; its reason, a name of `hearth.types.v1.Reason`. The first one stands."""
+        while not self._reason:
+            self._changed.clear()
+            if self._asking:
+                await self._changed.wait()
+                continue
+            left, reason = self.next()
             if left <= 0:
-                return reason
-            self._sooner.clear()
-            await _first_of(self._clock.sleep(left), self._sooner.wait())
+                self._reason = reason
+            else:
+                # Never a delay of nothing: what is left of a sum of floats must not become a busy loop.
+                await _first_of(self._clock.sleep(max(left, _LEAST)), self._changed.wait())
+        return self._reason
+
+    def _time(self) -> float:
+        """The time that passes for this turn."""
+        return (self._frozen_at if self._asking else self._clock.monotonic()) - self._frozen
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:

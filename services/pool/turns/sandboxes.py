@@ -13,7 +13,7 @@ import grpc.aio
 from hearth.sandbox.v1 import sandbox_pb2, sandbox_service_pb2, sandbox_service_pb2_grpc
 from hearth.types.v1 import content_pb2
 from services.chassis.clock import Clock
-from services.chassis.errors import Aborted, DeadlineExceeded, HearthError, Unavailable, from_rpc_error
+from services.chassis.errors import Aborted, DeadlineExceeded, HearthError, NotFound, Unavailable, from_rpc_error
 from services.pool.harness.port import DaemonEndpoint
 from services.pool.rows import Claim, Key
 
@@ -29,6 +29,7 @@ _RENEWALS = 1_000
 # A create may take the provider two minutes, and may have to delete something first.
 _ACQUIRE_SECONDS = 180.0
 _RELEASE_SECONDS = 60.0
+_ENDPOINT_SECONDS = 5.0
 # How long calls are repeated while the service itself is away.
 ACQUIRE_PATIENCE = 60.0
 RELEASE_PATIENCE = 20.0
@@ -83,11 +84,10 @@ class Sandboxes:
         answer = await self._repeated(
             lambda: self._stub.Acquire(request, timeout=_ACQUIRE_SECONDS), key, "acquire", ACQUIRE_PATIENCE
         )
-        endpoint = answer.endpoint
         return Acquired(
             answer.sandbox_id,
             sandbox_pb2.AcquireHow.Name(answer.how).removeprefix("ACQUIRE_HOW_").lower(),
-            DaemonEndpoint(endpoint.url, endpoint.token, dict(endpoint.headers)),
+            _endpoint(answer.endpoint),
             answer.workspace,
             tuple(answer.timings.stages),
         )
@@ -133,6 +133,21 @@ class Sandboxes:
                 logger.error("release given up", extra={"session": str(key), "reason": error.reason})
 
         self._spawn(f"release {key}", release())
+
+    async def endpoint(self, key: Key, claim: Claim) -> DaemonEndpoint | None:
+        """Where the daemon of a sandbox that is held answers, asked of the provider anew; None when it is gone.
+
+        One try: who asks has doubts, and asks again. Raises FENCED, and `Unavailable` when nobody can tell.
+        """
+        request = sandbox_service_pb2.GetEndpointRequest(session=key.message(), claim=claim.message())
+        try:
+            answer = await self._stub.GetEndpoint(request, timeout=_ENDPOINT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            refused = from_rpc_error(error)
+            if isinstance(refused, NotFound):
+                return None
+            raise refused from None
+        return _endpoint(answer.endpoint)
 
     async def delete_workspace(self, key: Key, claim: Claim) -> None:
         """Delete sandbox and workspace of a session for good."""
@@ -203,3 +218,7 @@ class Sandboxes:
             )
             await self._clock.sleep(wait)
             wait = min(wait * 2, _LONGEST_WAIT)
+
+
+def _endpoint(found: sandbox_pb2.Endpoint) -> DaemonEndpoint:
+    return DaemonEndpoint(found.url, found.token, dict(found.headers))

@@ -11,7 +11,8 @@ _T = TypeVar("_T")
 
 class Signals:
     """`stopping`: a Stop was accepted. `taken`: the rows say that the pool, or another driver, ends the execution;
-    `fenced`: under a higher epoch. `gone`: its sandbox is. `shut_down`: the process ends."""
+    `fenced`: under a higher epoch. `gone`: its sandbox is, or its agent, and `loss` says how. `shut_down`: the process
+    ends."""
 
     def __init__(self) -> None:
         self.stopping = False
@@ -19,6 +20,8 @@ class Signals:
         self.fenced = False
         self.gone = False
         self.shut_down = False
+        # A name of `hearth.types.v1.Reason`, and words for people.
+        self.loss = ("HARNESS_UNREACHABLE", "the sandbox is gone")
         self._changed = asyncio.Event()
 
     def raise_(
@@ -30,7 +33,7 @@ class Signals:
         gone: bool = False,
         shut_down: bool = False,
     ) -> None:
-        """Set what is true now; nothing is ever taken back."""
+        """Set what is true now. Only `gone` can be taken back."""
         before = self._all()
         self.stopping |= stopping
         self.taken |= taken
@@ -39,6 +42,16 @@ class Signals:
         self.shut_down |= shut_down
         if self._all() != before:
             self._changed.set()
+
+    def lose(self, code: str, message: str) -> None:
+        """What the agent ran in is gone, or the agent itself; the first reason stands."""
+        if not self.gone:
+            self.loss = (code, message)
+            self.raise_(gone=True)
+
+    def found_again(self) -> None:
+        """What was gone has been replaced, before the agent was asked."""
+        self.gone = False
 
     @property
     def any(self) -> bool:

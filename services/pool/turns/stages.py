@@ -41,12 +41,14 @@ class Stages:
                 span.set_attribute("hearth.how", stage.how)
         self.record(name, stage.started, how=stage.how)
 
-    def record(self, name: str, started: float, *, how: str = "") -> float:
-        """Count a stage that began at `started` and ends now; its duration in seconds."""
+    def record(self, name: str, started: float, *, how: str = "", show: bool = True) -> float:
+        """Count a stage that began at `started` and ends now; its duration in seconds. What is not shown is read in
+        the ending."""
         seconds = max(0.0, self._clock.monotonic() - started)
         timing = content_pb2.StageTiming(stage=name, how=how, duration_us=round(seconds * 1e6))
         self.timings.append(timing)
-        self._show(timing)
+        if show:
+            self._show(timing)
         return seconds
 
     def _show(self, timing: content_pb2.StageTiming) -> None:

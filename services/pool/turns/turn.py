@@ -23,11 +23,13 @@ from services.chassis import telemetry
 from services.pool.control import facts
 from services.pool.control.executions import Winner
 from services.pool.control.settlement import Settled
+from services.pool.harness.port import HarnessError
 from services.pool.log import winner_by, winner_of
 from services.pool.rows import ExecutionState, Outcome
 from services.pool.store import PickedUp
 from services.pool.turns import leftovers
 from services.pool.turns.conversation import Conversation
+from services.pool.turns.liveness import Liveness
 from services.pool.turns.persistence import until_it_lands
 from services.pool.turns.preparing import Preparation, Ready
 from services.pool.turns.room import Fenced, Preempted, TurnFailed, TurnRoom
@@ -43,12 +45,23 @@ Reason: TypeAlias = "sandbox_pb2.ReleaseReason.ValueType"
 # How long a start waits for history before that wait no longer counts as a try.
 _SHORT_WAIT = 2.0
 _ASK_AGAIN = 1.0
+# How often an agent is got ready whose sandbox is gone before it was asked.
+_ATTEMPTS = 3
 # How long an ending waits for an agent that may still work to be done away with.
 _DISCARD_SECONDS = 15.0
 
 # Failures that say nothing about whether the agent stopped.
 _STILL_AT_WORK = frozenset(
-    {"TURN_LIMIT", "IDLE_LIMIT", "FIRST_RESPONSE_LIMIT", "TOOL_LIMIT", "HISTORY_UNAVAILABLE", "HARNESS_STREAM_LOST"}
+    {
+        "TURN_LIMIT",
+        "IDLE_LIMIT",
+        "FIRST_RESPONSE_LIMIT",
+        "TOOL_LIMIT",
+        "HISTORY_UNAVAILABLE",
+        "HARNESS_STREAM_LOST",
+        "HARNESS_UNREACHABLE",
+        "DAEMON_UNREACHABLE",
+    }
 )
 
 _T = TypeVar("_T")
@@ -78,6 +91,9 @@ class Turn:
             signals=self._signals,
         )
         self._how = ""
+        # Of getting an agent ready; each has a claim of its own.
+        self._attempt = 0
+        self._resuming: asyncio.Task[None] | None = None
         # Its ending is on its way to the log, and so may be seen by readers already; and it is known to be there.
         self.ending = False
         self.ended = False
@@ -125,7 +141,10 @@ class Turn:
     async def _run(self, span: trace.Span) -> None:
         self._timed("admit", self._admitted_at)
         try:
-            answer = await self._until_answered()
+            try:
+                answer = await self._until_answered()
+            finally:
+                await self._end_resuming()
             span.set_attribute("hearth.how", self._how)
             await self._finish(answer)
         except Preempted:
@@ -139,36 +158,84 @@ class Turn:
     # Towards the answer
 
     async def _until_answered(self) -> Answer:
-        attempt = 1
         running = False
         while True:
-            ready = await self._unless_told(self._get_ready(attempt), running=running)
+            ready = await self._unless_told(self._get_ready(), running=running)
             if ready is None:
                 return await self._conversation.stop_unasked()
+            if self._signals.gone and self._attempt < _ATTEMPTS:
+                # Its claim was lost on the way here; nothing was asked of it.
+                await self._start_over(ready.entry, "instance", "the claim was lost")
+                continue
             self._how = self._how or ready.how
             await self._commit_running(ready)
             running = True
+            resumed = await self._unless_told(self._resumed(ready), running=True) if self._resuming else True
+            if not resumed and not self._signals.stopping and not self._signals.shut_down:
+                continue
             if self._signals.stopping or self._signals.shut_down:
                 return await self._conversation.stop_unasked()
-            answer = await self._conversation.run(ready)
-            again = ready.continued and bool(answer.code) and not self._conversation.streamed
+            answer = await self._ask(ready)
+            failed = verdict(answer)
+            again = ready.continued and failed.kind is Kind.FAILED and not self._conversation.streamed
             if not again or self._signals.stopping or self._signals.shut_down or self._writer.refused.done():
                 ready.live.last_execution_id = self.execution_id
                 return answer
-            self._room.stats.missed("continuation")
-            logger.warning(
-                "continuation failed, starting cold", extra={"session": str(self._key), "reason": answer.code}
-            )
-            await self._room.entries.close(ready.entry, sandbox_pb2.RELEASE_REASON_FAILED_TURN)
-            self._preparation.entry = None
-            self._signals.gone = False
-            self._how = ""
-            attempt += 1
+            await self._start_over(ready.entry, "continuation", failed.reason)
 
-    async def _get_ready(self, attempt: int) -> Ready:
-        ready, _ = await together(self._preparation.prepare(attempt), self._started())
+    async def _ask(self, ready: Ready) -> Answer:
+        """Ask the agent, and look after what it runs in until it has answered."""
+        liveness = Liveness(
+            self._room.sandboxes,
+            self._room.clock,
+            self._signals,
+            key=self._key,
+            claim=ready.entry.claim,
+            live=ready.live,
+        )
+        watching = asyncio.create_task(liveness.watch())
+        try:
+            return await self._conversation.run(ready)
+        finally:
+            await end(watching)
+
+    async def _start_over(self, entry: Entry, what: str, why: str) -> None:
+        """Close what cannot go on, to start anew under the next attempt."""
+        self._room.stats.missed(what)
+        logger.warning("starting cold", extra={"session": str(self._key), "lost": what, "reason": why})
+        await self._end_resuming()
+        await self._room.entries.close(entry, sandbox_pb2.RELEASE_REASON_FAILED_TURN)
+        self._preparation.entry = None
+        self._signals.found_again()
+        self._how = ""
+
+    async def _get_ready(self) -> Ready:
+        ready, _ = await together(self._prepare(), self._started())
         assert isinstance(ready, Ready)
         return ready
+
+    async def _prepare(self) -> Ready:
+        self._attempt += 1
+        ready = await self._preparation.prepare(self._attempt)
+        if ready.continued:
+            # Beside the wait for log and rows: the way to the agent is open when it may be asked.
+            self._resuming = asyncio.create_task(ready.live.harness.resume())
+        return ready
+
+    async def _resumed(self, ready: Ready) -> bool:
+        """Whether the agent can be asked; one that was kept and cannot be reached any more is closed."""
+        assert self._resuming is not None
+        try:
+            await self._resuming
+        except HarnessError as error:
+            await self._start_over(ready.entry, "continuation", error.reason)
+            return False
+        return True
+
+    async def _end_resuming(self) -> None:
+        resuming, self._resuming = self._resuming, None
+        if resuming is not None:
+            await end(resuming)
 
     async def _started(self) -> None:
         """Wait until history has acknowledged the start; that it takes long burns no try."""

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 READER_S = 60.0
+NEWEST_HEADER = "Hearth-Newest-Event"
 SERVER_ID_LENGTH = 256
 
 
@@ -190,7 +191,14 @@ class Daemon:
         if server is None:
             raise problems.session_not_found(server_id)
         last = _last_event_id(request, server)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream",
+                "Cache-Control": "no-cache",
+                # A reader that comes back learns where what it missed ends and what is new begins.
+                NEWEST_HEADER: str(server.ring.newest),
+            }
+        )
         try:
             await response.prepare(request)
             await _follow(server, last, response, self._heartbeat)

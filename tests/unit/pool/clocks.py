@@ -13,6 +13,8 @@ class ManualClock:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        # The delays that were asked for.
+        self.asked: list[float] = []
         self._sleeping: list[tuple[float, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
 
@@ -23,9 +25,15 @@ class ManualClock:
         return self.seconds
 
     async def sleep(self, seconds: float) -> None:
+        self.asked.append(seconds)
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleeping, (self.seconds + seconds, next(self._numbers), woken))
         await woken
+
+    @property
+    def sleeping(self) -> int:
+        """How many sleep."""
+        return sum(not woken.done() for _, _, woken in self._sleeping)
 
     async def advance(self, seconds: float) -> None:
         """Let `seconds` pass, and everything that waited for one of them go on."""
