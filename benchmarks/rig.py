@@ -172,6 +172,11 @@ class Rig:
         stores = {"HEARTH_VALKEY_URL": self._stores["valkey"].url, "HEARTH_HISTORY_ADDRESS": history.address}
         return await self._start(Service("relay", "services.relay", self.directory, {**stores, **environment}))
 
+    async def service(self, name: str, **environment: str) -> Service:
+        """Start any service on the first database; `environment` names the others and its settings."""
+        stores = {"HEARTH_POSTGRES_DSN": self.dsn, "HEARTH_VALKEY_URL": self._stores["valkey"].url}
+        return await self._start(Service(name, f"services.{name}", self.directory, {**stores, **environment}))
+
     def pids(self, *services: Service) -> dict[str, int]:
         """Pids by name of the stores and of `services`, to be measured."""
         found = {name: running.pid for name, running in self._stores.items()}

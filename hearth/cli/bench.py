@@ -1,4 +1,4 @@
-"""`hearth bench`: measure history and relay on this machine."""
+"""`hearth bench`: measure history, relay, and whole turns on this machine."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Workload(enum.StrEnum):
     REPLAY = "replay"
     FANOUT = "fanout"
     SESSIONS = "sessions"
+    WARM = "warm"
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +43,7 @@ def bench(
         str, typer.Option(envvar="HEARTH_PEERS_PYTHON", help="Python that has what those drivers need")
     ] = "",
 ) -> None:
-    """Start Postgres, Valkey, history and relay of its own, load them, check every result, and say how fast it was.
+    """Start Postgres, Valkey and services of its own, load them, check every result, and say how fast it was.
 
     Exit code 0: all targets hold; 1: one does not, or a result was wrong; 2: void, as other processes used more than
     0.3 cores. Needs a checkout of the sources, which hold the benchmarks.
@@ -55,7 +56,11 @@ def bench(
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "benchmarks":
             raise
-        fail("the benchmarks are not installed; run this in a checkout of the sources", Exit.USAGE)
+        fail(
+            "the benchmarks are no part of an installed Hearth: clone the repository, run `make setup` in it and then"
+            " `.venv/bin/hearth bench` from that directory",
+            Exit.USAGE,
+        )
     chosen = Options(
         runs=1 if quick else runs,
         quick=quick,
