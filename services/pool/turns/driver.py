@@ -31,6 +31,9 @@ class _Lane:
     woken: int = 0
     told: asyncio.Future[None] | None = None
     admitted_at: float | None = None
+    # What the commit that admitted it has picked up, and at which wake.
+    picked: PickedUp | None = None
+    picked_at: int = 0
 
 
 class Driver:
@@ -62,14 +65,17 @@ class Driver:
         lane = self._lanes.get(key)
         return lane is not None and lane.turn is not None and lane.turn.execution_id == execution_id
 
-    def wake(self, key: Key, *, admitted_at: float | None = None) -> None:
+    def wake(self, key: Key, *, admitted_at: float | None = None, picked: PickedUp | None = None) -> None:
         """Look at the rows of a session now: tell its facts, start what waits, hand its commands to what runs.
 
-        `admitted_at` is when the request came that made the change, on the monotonic clock.
+        `admitted_at` is when the request came that made the change, on the monotonic clock; `picked` is what that
+        change has picked up for this replica.
         """
         lane = self._lanes.setdefault(key, _Lane())
         lane.woken += 1
         lane.told = self._outbox.told(key)
+        if picked is not None:
+            lane.picked, lane.picked_at = picked, lane.woken
         if lane.turn is not None:
             lane.turn.look()
             return
@@ -126,10 +132,22 @@ class Driver:
             lane.turn = None
             if self._lanes.get(key) is lane:
                 del self._lanes[key]
+            if (picked := lane.picked) is not None:
+                # Nothing is begun here any more; whoever comes after finds it waiting.
+                self._spawn(f"give back {key}", self._give_back(key, picked))
+
+    async def _give_back(self, key: Key, picked: PickedUp) -> None:
+        await until_it_lands(
+            self._clock, key, "give back", lambda: self._store.give_back(picked.execution, self._holder)
+        )
 
     async def _pick_up(self, key: Key, lane: _Lane) -> PickedUp | None:
         if lane.admitted_at is None:
             lane.admitted_at = self._clock.monotonic()
+        picked, lane.picked = lane.picked, None
+        if picked is not None and lane.picked_at == lane.woken:
+            return picked
+        # Nothing was picked up, or more has happened since, and the rows know what.
         return await until_it_lands(self._clock, key, "pick up", lambda: self._store.pick_up(key, self._holder))
 
     async def _turn(self, key: Key, lane: _Lane, picked: PickedUp) -> None:

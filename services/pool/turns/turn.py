@@ -215,8 +215,16 @@ class Turn:
         return ready
 
     async def _prepare(self) -> Ready:
-        self._attempt += 1
-        ready = await self._preparation.prepare(self._attempt)
+        while True:
+            self._attempt += 1
+            ready = await self._preparation.prepare(self._attempt)
+            try:
+                await self._preparation.bring_files(ready)
+                break
+            except HarnessError as error:
+                if not ready.continued:
+                    raise TurnFailed(error.reason, f"an attachment was not written: {error}") from error
+                await self._start_over(ready.entry, "continuation", error.reason)
         if ready.continued:
             # Beside the wait for log and rows: the way to the agent is open when it may be asked.
             self._resuming = asyncio.create_task(ready.live.harness.resume())
