@@ -36,6 +36,7 @@ from tests.support.daytona.faults import CALLS, everything
 from tests.support.daytona.journal import Entry
 from tests.support.daytona.limits import RateLimits
 from tests.support.daytona.processes import marked
+from tests.support.daytona.remote import started
 from tests.support.processes import MARKER, marker
 from tests.support.waiting import eventually
 
@@ -340,6 +341,29 @@ async def test_as_a_program_it_is_steered_over_http(program: tuple[dict[str, Any
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 20) == 0
         assert not marked(made.id)
+
+
+async def test_a_remote_one_gives_its_log_and_takes_faults(tmp_path: Path) -> None:
+    env = {**os.environ, MARKER: marker()}
+    async with started(tmp_path / "daytona", "--patience", "0.1", "--no-events", env=env) as remote:
+        async with AsyncDaytona(DaytonaConfig(api_key=remote.api_key, api_url=remote.url, target="us")) as client:
+            await remote.add_fault(Fault("create", Kind.STUCK, times=1))
+            creating = asyncio.create_task(client.create(named("one"), timeout=60))
+            while not await remote.log(kind="call"):  # noqa: ASYNC110 - it is in another process
+                await asyncio.sleep(0.02)
+            assert await remote.running() == 1
+            await remote.release()
+            await creating
+            await remote.kill("one")
+            while await remote.running():  # noqa: ASYNC110 - it is in another process
+                await asyncio.sleep(0.02)
+        assert (await remote.fault_counts())["stuck"] == 1
+        log = await remote.log()
+        assert [entry.data["new"] for entry in log if entry.kind == "state"] == ["creating", "started", "error"]
+        assert checks.usage(log, log[-1].at).running > 0
+        assert await remote.overlaps() == []
+        await remote.everything(0.05)
+        await remote.clear_faults()
 
 
 async def test_its_sandboxes_end_also_when_it_is_killed(

@@ -31,6 +31,22 @@ What a command sees that is executed inside
 
 Preview URLs have a path (`http://127.0.0.1:PORT/preview/3000-<id>`) where real ones have a host name of their own.
 Linux only, for its loopback network and its /proc.
+
+Rules of the real server that are easily overlooked
+    create (from a snapshot), start and recover answer when the sandbox runs, or after `patience` with what it is by then;
+    a failure meanwhile is a 400, and the sandbox stays there in `error`.
+    A transition under way refuses every other order, deletion included, with 409; the wrong state is a 400.
+    DELETE gives the name away at once: by its name a sandbox is a 404 from then on, by its id only when it is gone.
+    An errored sandbox that was told to go is a 404 as well; the server finishes it later, nothing of it runs by then.
+    Traffic through the preview proxy is no activity, calls of the toolbox are. The preview token is another after each
+    start, which is stricter than what was seen of the real one.
+
+What there is to check a run by
+    `log` (see `journal.Entry`), `overlaps()`, `most_running()`, `most_idle(grace)`, `usage()`, `faults.counts()`; the
+    same from another process by `remote.started`.
+
+Not served: PTYs, code runs, git, language servers, computer use, search and replace in files, SSH, creating snapshots.
+Pause and fork are refused as the real server refuses them for containers.
 """
 
 from __future__ import annotations

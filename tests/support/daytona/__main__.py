@@ -1,7 +1,8 @@
 """The stand-in as a program: serves until SIGTERM or SIGINT.
 
     python -m tests.support.daytona --directory D [--port 0] [--address-file F] [--delays measured|none]
-                                    [--agent-command JSON] [--minute SECONDS] [--seed N] [--api-key KEY]
+                                    [--agent-command JSON] [--minute SECONDS] [--patience SECONDS] [--seed N]
+                                    [--api-key KEY] [--no-events]
 
 Writes {"url", "api_key", "admin"} as JSON to the address file and to stdout.
 """
@@ -29,12 +30,20 @@ def main() -> None:
     parser.add_argument("--delays", choices=["measured", "none"], default="none")
     parser.add_argument("--agent-command", type=json.loads, default=[], help="JSON list: what `sandbox-agent` means")
     parser.add_argument("--minute", type=float, default=60.0, help="seconds that a minute of a timer lasts")
+    parser.add_argument("--patience", type=float, default=30.0, help="seconds for which create and start wait")
+    parser.add_argument("--no-events", action="store_true", help="without Socket.IO: the SDK polls")
     parser.add_argument("--seed", type=int, default=1, help="of delays and faults")
     parser.add_argument("--api-key", default="", help="made up when not given")
     given = parser.parse_args()
     delays = Delays.measured(given.seed) if given.delays == "measured" else Delays(seed=given.seed)
     options = Options(
-        delays=delays, agent_command=given.agent_command, port=given.port, minute=given.minute, api_key=given.api_key
+        delays=delays,
+        agent_command=given.agent_command,
+        port=given.port,
+        minute=given.minute,
+        patience=given.patience,
+        events=not given.no_events,
+        api_key=given.api_key,
     )
     asyncio.run(_serve(given.directory, options, given.address_file))
 
