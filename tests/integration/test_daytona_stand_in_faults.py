@@ -28,6 +28,7 @@ from daytona import (
     DaytonaNotFoundError,
     DaytonaRateLimitError,
     DaytonaTimeoutError,
+    VolumeMount,
 )
 
 from tests.support.daytona import Delays, Fault, Faults, Kind, RunningStandIn, StandIn, checks
@@ -367,12 +368,28 @@ async def test_a_remote_one_gives_its_log_and_takes_faults(tmp_path: Path) -> No
 
 
 async def test_its_sandboxes_end_also_when_it_is_killed(
-    program: tuple[dict[str, Any], subprocess.Popen[bytes]],
+    program: tuple[dict[str, Any], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     given, process = program
+    mount = tmp_path / "mount"
     async with AsyncDaytona(DaytonaConfig(api_key=given["api_key"], api_url=given["url"], target="us")) as client:
-        made = await client.create(named("one"))
+        made = await client.create(mounting((await client.volume.get("v", create=True)).id, mount))
         await made.process.exec("setsid sleep 1000 >/dev/null 2>&1 &")
         assert len(marked(made.id)) == 2
+        with pytest.raises(RuntimeError, match="another stand-in"):
+            async with StandIn.running(tmp_path / "daytona"):
+                pass
         process.kill()
         await eventually(lambda: not marked(made.id))
+    # What it left in the way does not stop another one.
+    assert mount.is_symlink()
+    async with StandIn.running(tmp_path / "other") as stand_in, connected(stand_in) as client:
+        volume = await client.volume.get("v", create=True)
+        await client.create(mounting(volume.id, mount))
+        assert mount.resolve() == stand_in.volumes.path(volume.id)
+    assert not mount.is_symlink()
+
+
+def mounting(volume: str, path: Path) -> CreateSandboxFromSnapshotParams:
+    mount = VolumeMount.model_validate({"volume_id": volume, "mount_path": str(path)})
+    return CreateSandboxFromSnapshotParams(volumes=[mount])

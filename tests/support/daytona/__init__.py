@@ -33,7 +33,7 @@ Preview URLs have a path (`http://127.0.0.1:PORT/preview/3000-<id>`) where real 
 Linux only, for its loopback network and its /proc.
 
 Rules of the real server that are easily overlooked
-    create (from a snapshot), start and recover answer when the sandbox runs, or after `patience` with what it is by then;
+    create (from a snapshot), start and recover answer when it runs, or after `patience` with what it is by then;
     a failure meanwhile is a 400, and the sandbox stays there in `error`.
     A transition under way refuses every other order, deletion included, with 409; the wrong state is a 400.
     DELETE gives the name away at once: by its name a sandbox is a 404 from then on, by its id only when it is gone.

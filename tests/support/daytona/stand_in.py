@@ -29,7 +29,7 @@ from tests.support.daytona.sandbox import Sandbox
 from tests.support.daytona.serving import Gate
 from tests.support.daytona.sessions import SessionApi
 from tests.support.daytona.toolbox import ProcessApi, Toolboxes
-from tests.support.daytona.volumes import Volumes
+from tests.support.daytona.volumes import LOCK, VOLUMES, Volumes, locked
 
 HOST = "127.0.0.1"
 _BIGGEST_UPLOAD = 1 << 30
@@ -159,12 +159,16 @@ async def serve(directory: Path, options: Options) -> AsyncIterator[RunningStand
     """As `StandIn.running`."""
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
+    lock = (directory / LOCK).open("w")
+    if not locked(lock):
+        lock.close()
+        raise RuntimeError(f"another stand-in serves from {directory}")
     listener = socket.create_server((HOST, options.port), backlog=1024)
     origin = f"http://{HOST}:{listener.getsockname()[1]}"
     urls = Urls(f"{origin}/toolbox", f"{origin}/preview")
     api_key = options.api_key or f"dtn_{secrets.token_hex(16)}"
     journal, faults, stored, signed = Journal(), Faults(options.delays.seed), Secrets(), Signed({})
-    volumes = Volumes(directory / "volumes")
+    volumes = Volumes(directory / VOLUMES)
     setting = Setting(
         directory=directory,
         delays=options.delays,
@@ -174,6 +178,7 @@ async def serve(directory: Path, options: Options) -> AsyncIterator[RunningStand
         inherit=(*_INHERITED, *options.inherit),
     )
     async with AsyncExitStack() as stack:
+        stack.callback(lock.close)
         stack.callback(listener.close)
         fleet = Fleet(setting, journal, volumes)
         stack.push_async_callback(fleet.close)

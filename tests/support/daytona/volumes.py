@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import time
@@ -9,10 +10,13 @@ from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.support.daytona.problems import Problem, bad, timestamp
 from tests.support.daytona.sandbox import ORGANIZATION, Mount, new_id
+
+# In the directory of a stand-in: its volumes, and what it holds a lock on as long as it lives.
+VOLUMES, LOCK = "volumes", "lock"
 
 
 @dataclass(slots=True)
@@ -145,9 +149,29 @@ def _make_link(path: Path, target: Path) -> _Link:
         if not parent.exists():
             parent.mkdir()
             made.insert(0, parent)
-    if path.is_symlink() and not path.exists():
-        path.unlink()  # of a stand-in that was killed
+    if path.is_symlink() and _abandoned(path):
+        path.unlink()
     if path.is_dir() and not path.is_symlink():
         path.rmdir()
     os.symlink(target, path)
     return _Link(path, target, made)
+
+
+def _abandoned(link: Path) -> bool:
+    """Whether a link was made by a stand-in that has ended, killed before it could take it away."""
+    target = Path(os.readlink(link))
+    for directory in target.parents:
+        lock = directory.parent / LOCK
+        if directory.name == VOLUMES and lock.exists():
+            with lock.open() as file:
+                return locked(file)
+    return not link.exists()
+
+
+def locked(file: IO[str]) -> bool:
+    """Lock the lock file of a stand-in's directory as long as it is open; False when a living one has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
