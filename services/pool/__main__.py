@@ -23,8 +23,8 @@ from services.chassis.postgres import create_pool
 from services.chassis.server import App, run
 from services.pool.assembly import Parts, assemble
 from services.pool.control import sweeps
-from services.pool.harness.acp import AcpClient
 from services.pool.credentials_store import Credentials
+from services.pool.harness.acp import AcpClient
 from services.pool.log import Log
 from services.pool.operators import PoolService
 from services.pool.replicas import BEAT_EVERY, KEEP_EVERY, ReplicaService, SingleReplica

@@ -149,7 +149,8 @@ class Inputs:
                 raise decision.error
             await self._check_credentials(changing, new, decision)
             content = resolved("content", new.content, await changing.attachments(named(new.content)))
-            sent = await self._store_input(changing, dataclasses.replace(new, content=content), decision)
+            new = dataclasses.replace(new, content=content)
+            sent = await self._store_input(changing, new, decision)
         self._changed(new.key, admitted_at=new.received_at)
         return sent
 
