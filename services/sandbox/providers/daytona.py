@@ -160,7 +160,8 @@ class DaytonaProvider:
             return await self._daemons.restart(seen.id, self.workspace(daemon.key), daemon, until)
 
         async with lock:
-            return await within(self._options.daemon_seconds, self._clock, restart)
+            # Longer than the daemon itself is given, so that what its log says is told and not that the time is up.
+            return await within(self._options.daemon_seconds + self._options.call_seconds, self._clock, restart)
 
     async def endpoint(self, reference: str) -> Address:
         until = self._lifecycle.until(self._options.call_seconds)

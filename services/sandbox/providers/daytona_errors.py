@@ -34,6 +34,8 @@ class Subject(enum.Enum):
 
     CREATE = "create"
     SANDBOX = "sandbox"
+    # A call that changes the state of one.
+    CHANGE = "change"
     VOLUME = "volume"
     ACCOUNT = "account"
     # A call into a sandbox: its 404 says nothing about whether the sandbox is there.
@@ -78,7 +80,7 @@ def _refused(error: DaytonaError, status: int, subject: Subject, text: str) -> P
         return ProviderRefused(text, field=_field(error.message.lower()))
     if status == 409:
         return StateClash(text)
-    if subject is Subject.SANDBOX and status in (400, 422):
+    if subject in (Subject.CHANGE, Subject.VOLUME) and status in (400, 403, 422):
         return Rejected(text)
     return ProviderError(text)
 

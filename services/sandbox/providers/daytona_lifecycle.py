@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _SURE_SECONDS = 0.05
 _GROWTH = 1.5
-_CLOSE_SECONDS = 8.0
+_CLOSE_SECONDS = 3.0
 
 
 @dataclass(slots=True)
@@ -209,7 +209,7 @@ class Lifecycle:
         try:
             while self._clock.monotonic() < until:
                 with suppress(InstanceNotFound):
-                    seen = await self.look(name, until)
+                    seen = await self.look(name, until, sure=True)
                     if seen.attempt == removal.attempt:
                         removal.deleting = True
                         await self.delete(seen.id, self.until(self._options.delete_seconds))

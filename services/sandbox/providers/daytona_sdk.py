@@ -33,7 +33,7 @@ from daytona import (
 from services.chassis.clock import Clock
 from services.sandbox.providers.daytona_errors import Subject, translate
 from services.sandbox.providers.daytona_options import DaytonaOptions
-from services.sandbox.providers.daytona_values import Executed, Making, Network, Preview, Seen, StateClash
+from services.sandbox.providers.daytona_values import Executed, Making, Network, Preview, Seen
 from services.sandbox.providers.port import InstanceNotFound, ProviderError, ProviderUnavailable
 
 _T = TypeVar("_T")
@@ -94,18 +94,18 @@ class Sdk:
     async def start(self, sandbox_id: str, seconds: float) -> None:
         """Ask for a start and wait for it. Raises `StateClash` and `Rejected` when it is not the time for it."""
         handle = await self._handle(sandbox_id)
-        await self._call("start", Subject.SANDBOX, seconds, handle.start(timeout=seconds))
+        await self._call("start", Subject.CHANGE, seconds, handle.start(timeout=seconds))
 
     async def stop(self, sandbox_id: str, seconds: float) -> None:
         """Ask for a stop and wait for it. Raises as `start`."""
         handle = await self._handle(sandbox_id)
-        await self._call("stop", Subject.SANDBOX, seconds, handle.stop(timeout=seconds))
+        await self._call("stop", Subject.CHANGE, seconds, handle.stop(timeout=seconds))
 
     async def delete(self, sandbox_id: str) -> None:
         """Ask for its deletion; it is not waited for. Raises `InstanceNotFound` and `StateClash`."""
         handle = await self._handle(sandbox_id)
         seconds = self._options.call_seconds
-        await self._call("delete", Subject.SANDBOX, seconds, handle.delete(timeout=seconds, wait=False))
+        await self._call("delete", Subject.CHANGE, seconds, handle.delete(timeout=seconds, wait=False))
 
     async def refresh_activity(self, sandbox_id: str) -> None:
         """Set back the clock of auto-stop."""
@@ -121,7 +121,7 @@ class Sdk:
             work = handle.update_network_settings(network_allow_list=network.allow_text, request_timeout=seconds)
         else:
             work = handle.update_network_settings(network_block_all=network.block_all, request_timeout=seconds)
-        await self._call("network", Subject.SANDBOX, seconds, work)
+        await self._call("network", Subject.CHANGE, seconds, work)
 
     async def preview(self, sandbox_id: str, port: int) -> Preview:
         """Where a port answers now; both parts may change with every start."""
@@ -154,16 +154,13 @@ class Sdk:
         return found.id, _text(found.state)
 
     async def create_volume(self, name: str) -> None:
-        """Create a volume; one that exists is no error."""
-        try:
-            await self._call("volume", Subject.VOLUME, self._options.call_seconds, self._client.volume.create(name))
-        except StateClash:
-            return
+        """Create a volume. Raises `StateClash` and `Rejected` where there is one of this name by now."""
+        await self._call("volume", Subject.VOLUME, self._options.call_seconds, self._client.volume.create(name))
 
     async def close(self) -> None:
         """Let go of connections. Nothing may be called after it: the SDK would open them again."""
         self._handles.clear()
-        await self._client.close()
+        await self._client.close()  # type: ignore[no-untyped-call]
 
     async def _call(
         self, doing: str, subject: Subject, seconds: float, work: Awaitable[_T], *, secrets: Sequence[str] = ()
@@ -185,7 +182,7 @@ class Sdk:
             raise asyncio.CancelledError
         return result
 
-    async def _pages(self, query: ListSandboxesQuery) -> list[AsyncSandbox]:
+    async def _pages(self, query: ListSandboxesQuery) -> Sequence[AsyncSandbox]:
         return [handle async for handle in self._client.list(query, request_timeout=self._options.call_seconds)]
 
     async def _handle(self, sandbox_id: str) -> AsyncSandbox:

@@ -16,7 +16,7 @@ class StateClash(ProviderUnavailable):
 
 
 class Rejected(ProviderRefused):
-    """Status 400: a clash of states or a wrong request, which only a look at the sandbox tells apart."""
+    """Status 400 or 403: a clash of states, or a refusal; only a look at the sandbox tells them apart."""
 
 
 class VolumeMissing(ProviderError):

@@ -11,7 +11,15 @@ from services.chassis.clock import Clock, Ids
 from services.sandbox.providers import daytona_inside as inside
 from services.sandbox.providers.daytona_lifecycle import Lifecycle
 from services.sandbox.providers.daytona_options import DaytonaOptions
-from services.sandbox.providers.daytona_values import ATTEMPT_LABEL, JANITOR_LABEL, Making, Mount, VolumeMissing
+from services.sandbox.providers.daytona_values import (
+    ATTEMPT_LABEL,
+    JANITOR_LABEL,
+    Making,
+    Mount,
+    Rejected,
+    StateClash,
+    VolumeMissing,
+)
 from services.sandbox.providers.port import ProviderError, ProviderUnavailable, within
 from services.sandbox.rows import NAME_PREFIX, Key
 
@@ -86,6 +94,7 @@ class Volume:
         """The id of the volume once it can be mounted; empty when there is none and none is to be made."""
         if self._id:
             return self._id
+        refused: ProviderError | None = None
         async with self._lock:
             while True:
                 try:
@@ -93,7 +102,12 @@ class Volume:
                 except VolumeMissing:
                     if not create:
                         return ""
-                    await self._sdk.create_volume(self._options.volume)
+                    if refused is not None:
+                        raise refused from None
+                    try:
+                        await self._sdk.create_volume(self._options.volume)
+                    except (StateClash, Rejected) as trouble:
+                        refused = trouble  # unless another one was faster
                     continue
                 if state == "ready":
                     self._id = found
