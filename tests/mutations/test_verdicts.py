@@ -27,6 +27,8 @@ def kind_of(*runs: str) -> str:
         "Failed: DID NOT RAISE DataLoss",
         "Failed: Timeout (&gt;60.0s) from pytest-timeout.",
         "TimeoutError",
+        "redis.exceptions.TimeoutError: Timeout reading from 127.0.0.1:6379",
+        "grpc.aio._call.AioRpcError: it terminated with:&#10;status = StatusCode.DEADLINE_EXCEEDED",
     ],
 )
 def test_its_own_word_is_red(message: str) -> None:
@@ -40,6 +42,7 @@ def test_its_own_word_is_red(message: str) -> None:
     [
         "<failure message=\"NameError: name 'x' is not defined\"/>",
         '<failure message="ImportError: no such module"/>',
+        '<failure message="grpc.aio._call.AioRpcError: it terminated with:&#10;status = StatusCode.INTERNAL"/>',
         '<error message="failed on setup with AssertionError"/>',
         '<error message="collection failure"/>',
         '<skipped message="not here"/>',

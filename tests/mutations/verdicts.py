@@ -7,8 +7,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
-# A test's own word: an assertion, `pytest.raises` that saw nothing, a wait that was bounded by the test or by pytest.
-_OWN = re.compile(r"(AssertionError|assert |Failed: |TimeoutError|ExceptionGroup: .*AssertionError)")
+# The own word of a test: an assertion, `pytest.raises` that saw nothing, a wait bounded by itself, by a deadline or
+# by pytest.
+_OWN = re.compile(
+    r"AssertionError|assert |Failed: |[\w.]*TimeoutError|ExceptionGroup: .*AssertionError"
+    r"|[\w.]*AioRpcError: .*StatusCode\.DEADLINE_EXCEEDED",
+    re.DOTALL,
+)
 
 
 class Verdict(NamedTuple):
