@@ -120,3 +120,56 @@ def test_w_c02_a_wrong_number_or_switch_is_named_and_not_replaced(
 def test_w_c02_a_switch_takes_the_usual_spellings(given: pytest.MonkeyPatch, value: str) -> None:
     given.setenv("HEARTH_LOCAL_PARK_STOPPED", value)
     assert read().tiers()["local"].park_stopped is False
+
+
+def test_daytona_is_set_up_by_its_variables(given: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "PROVIDERS": "local,daytona",
+        "DAYTONA_API_KEY": "dtn_key",
+        "DAYTONA_API_URL": "https://example.test/api/",
+        "DAYTONA_TARGET": "eu",
+        "DAYTONA_SNAPSHOT": "agents",
+        "DAYTONA_VOLUME": "none",
+        "DAYTONA_DAEMON": '["daemon", "{port}"]',
+        "DAYTONA_AUTO_STOP_MINUTES": "20",
+    }.items():
+        given.setenv(f"HEARTH_{name}", value)
+    settings = read()
+    options = settings.daytona_options()
+    assert (options.api_url, options.api_key) == ("https://example.test/api", "dtn_key")
+    assert (options.target, options.snapshot, options.volume) == ("eu", "agents", "")
+    assert (options.daemon, options.auto_stop_minutes) == (("daemon", "{port}"), 20)
+    # A worker must still be there when the provider gives up.
+    deadlines = settings.deadlines()
+    for mine, limit in (
+        (options.create_seconds, deadlines.create),
+        (options.start_seconds, deadlines.start),
+        (options.daemon_seconds + options.call_seconds, deadlines.start),
+        (options.stop_seconds, deadlines.stop),
+        (options.delete_seconds, deadlines.delete),
+    ):
+        assert mine < limit * 0.8
+    assert "dtn_key" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({}, "HEARTH_DAYTONA_API_KEY"),
+        ({"API_KEY": "dtn_key", "SNAPSHOT": "a", "IMAGE": "b"}, "HEARTH_DAYTONA_IMAGE"),
+        ({"API_KEY": "dtn_key", "AUTO_STOP_MINUTES": "0"}, "HEARTH_DAYTONA_AUTO_STOP_MINUTES"),
+        ({"API_KEY": "dtn_key", "AUTO_STOP_MINUTES": "1.5"}, "HEARTH_DAYTONA_AUTO_STOP_MINUTES"),
+        ({"API_KEY": "dtn_key", "AUTO_DELETE_MINUTES": "-1"}, "HEARTH_DAYTONA_AUTO_DELETE_MINUTES"),
+        ({"API_KEY": "dtn_key", "DAEMON": "[]"}, "HEARTH_DAYTONA_DAEMON"),
+        ({"API_KEY": "dtn_key", "MOUNT": "relative"}, "HEARTH_DAYTONA_MOUNT"),
+    ],
+)
+def test_w_r10_what_is_wrong_with_daytona_is_named_at_the_start_and_the_key_is_not(
+    given: pytest.MonkeyPatch, variables: dict[str, str], named: str
+) -> None:
+    given.setenv("HEARTH_PROVIDERS", "local,daytona")
+    for name, value in variables.items():
+        given.setenv(f"HEARTH_DAYTONA_{name}", value)
+    text = wrong()
+    assert named in text
+    assert "dtn_key" not in text
