@@ -158,6 +158,17 @@ async def other_credentials(here: Recorded, session: session_pb2.SessionKey) -> 
     return {}
 
 
+async def all_of_them(here: Recorded, session: session_pb2.SessionKey) -> dict[str, Any]:
+    """The configuration is looked at first: whatever else differs, that is the reason."""
+    await other_credentials(here, session)
+    return {**await other_history(here, session), **await other_config(here, session)}
+
+
+async def history_and_credentials(here: Recorded, session: session_pb2.SessionKey) -> dict[str, Any]:
+    await other_credentials(here, session)
+    return await other_history(here, session)
+
+
 async def put(here: Recorded, name: str, value: str) -> None:
     """Store a credential."""
     request = calls.PutCredentialRequest(project="acme", request_id=str(uuid.uuid4()), name=name, value=value)
@@ -170,8 +181,10 @@ async def put(here: Recorded, name: str, value: str) -> None:
         (other_config, "SESSION_INCOMPATIBLE", "restarted"),
         (other_history, "CONTINUITY_INVALID", "restarted"),
         (other_credentials, "RUNTIME_INCOMPATIBLE", "cold"),
+        (all_of_them, "SESSION_INCOMPATIBLE", "cold"),
+        (history_and_credentials, "CONTINUITY_INVALID", "cold"),
     ],
-    ids=["config", "history", "credentials"],
+    ids=["config", "history", "credentials", "all", "history-and-credentials"],
 )
 async def test_w_d04_w_d11_w_p19_what_does_not_fit_is_closed_first_with_its_reason(
     shared: Recorded,

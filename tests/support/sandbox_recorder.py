@@ -84,9 +84,9 @@ class SandboxRecorder(sandbox_service_pb2_grpc.SandboxServiceServicer):
         key = session_pb2.SessionKey(project=request.session.project, session=request.session.session)
         call = Call(method, key, (request.claim.epoch, request.claim.attempt), reason, self._next())
         self.calls.append(call)
-        if method in self._held:
-            await self._held[method].wait()
         try:
+            if method in self._held:
+                await self._held[method].wait()
             call.answer = await real(request, timeout=context.time_remaining())
         except grpc.aio.AioRpcError as error:
             # With its details, which say why.
