@@ -76,10 +76,11 @@ def dollars(micro: int) -> str:
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole: Iterable[str] = ()) -> Table:
-    """A table without borders. Columns named in `whole` are never cut: ids are there to be copied."""
-    keep = set(whole)
-    made = Table(box=None, pad_edge=False)
-    for column in columns:
+    """A table without borders, and without a head where no column has a name. Columns named in `whole` are never cut:
+    ids are there to be copied."""
+    keep, names = set(whole), list(columns)
+    made = Table(box=None, pad_edge=False, show_header=any(names))
+    for column in names:
         made.add_column(column, no_wrap=column in keep, overflow="fold")
     for row in rows:
         made.add_row(*(escape(cell) for cell in row))

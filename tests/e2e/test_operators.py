@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.cli import Hearth
+from tests.support.cli import Hearth, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -141,3 +143,26 @@ async def test_the_doctor_says_who_does_not_answer(hearth: Hearth) -> None:
     assert text.code == 2
     assert "no answer" in text.stdout
     assert "all is good" not in text.stdout
+
+
+@pytest.mark.timeout(180)
+async def test_the_doctor_says_what_it_found_and_a_drained_pool_takes_nothing(scratch: Path) -> None:
+    async with running(scratch / ".hearth", {"HEARTH_LOCAL_WARM_CAP": "0"}) as hearth:
+        found = await hearth.run("doctor", "--json")
+        assert found.code == 1
+        told = json.loads(found.stdout)
+        assert [finding["about"] for finding in told["findings"]] == ["settings"]
+        assert "no turn on local is a warm one" in told["findings"][0]["message"]
+        # So it is: what is not kept running is stopped.
+        for how in ("cold", "restarted"):
+            lines = (await hearth.run("send", "s", "hello", "--wait")).stdout
+            assert how in lines
+
+        (replica,) = (await hearth.run("pool", "replicas", "--json")).json()["replicas"]
+        drained = await hearth.run("pool", "drain", replica["holder"], "--wait")
+        assert "drained" in drained.stdout
+        refused = await hearth.run("send", "s", "hello")
+        assert refused.code == 3
+        found = await hearth.run("doctor")
+        assert found.code == 1
+        assert "no replica takes new turns" in found.stderr

@@ -158,6 +158,8 @@ class Preparation:
     async def _begin(self) -> None:
         """Take the entry that is kept, if it fits, and what the agent is to be given: without that nothing starts."""
         entry = self.entry = self._room.entries.checkout(self._key)
+        if entry is None:
+            self._room.stats.missed("not-kept" if self._picked.ended_execution_id else "first-turn")
         try:
             self._given = await self._what_it_is_given()
         except TurnFailed as failed:

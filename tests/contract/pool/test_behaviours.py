@@ -305,6 +305,31 @@ async def test_w_e03_epochs_count_turns_however_they_are_got_and_each_has_one_en
     assert len(endings) == len(set(endings)) == 4
 
 
+async def test_every_turn_that_is_not_warm_has_its_reason(backend: Backend) -> None:
+    async def stats() -> tuple[dict[str, int], dict[str, int]]:
+        found = await backend.pools.GetPoolStats(pool_service_pb2.GetPoolStatsRequest(), timeout=20)
+        return dict(found.turns_by_how), dict(found.misses_by_reason)
+
+    hows, misses = await stats()
+    session = key()
+    for text in ("hello", "hello again"):
+        await backend.run(session, text)
+        await backend.idle_entry(session)
+    evict = pool_service_pb2.EvictEntryRequest(session=session, request_id="evict")
+    await backend.pools.EvictEntry(evict, timeout=30)
+    last = await backend.run(session, "hello")
+    await backend.settled(session, last.execution_id)
+    await backend.idle_entry(session)
+    hows_after, misses_after = await stats()
+    assert {how: hows_after[how] - hows.get(how, 0) for how in hows_after if hows_after[how] != hows.get(how, 0)} == {
+        "cold": 1,
+        "warm": 1,
+        "restarted": 1,
+    }
+    changed = {why: count - misses.get(why, 0) for why, count in misses_after.items() if count != misses.get(why, 0)}
+    assert changed == {"first-turn": 1, "not-kept": 1}
+
+
 async def test_w_d12_the_id_of_an_execution_comes_before_its_sandbox(backend: Backend, house: House) -> None:
     session = key()
     with frozen(house, "sandbox"):
