@@ -127,9 +127,11 @@ class Starter:
         except ProviderError as trouble:
             logger.warning("create failed", extra=job.about(row.sandbox_id, error=str(trouble)))
             with job.stages.time("delete"):
-                await self._transitions.delete(replace(row, last_error=str(trouble)))
+                given_up = await self._transitions.delete(replace(row, last_error=str(trouble)))
             if isinstance(trouble, ProviderRefused):
                 raise problems.provider_refused(trouble, "spec") from None
+            if given_up is None:
+                return None
             raise problems.provider_unavailable(trouble) from None
         crashpoint("acquire.created")
         working = await self._transitions.begin(
@@ -228,8 +230,8 @@ class Starter:
             with job.stages.time("probe"):
                 await self._daemons.until_alive(address, token, seconds * _SHARE_OF_PROBE)
         except ProviderError as trouble:
-            await self._give_up(working, trouble, how, job)
-            if how is How.CREATED:
+            ours = await self._give_up(working, trouble, how, job)
+            if ours and how is How.CREATED:
                 raise problems.daemon_unreachable(trouble) from None
             return None
         crashpoint("acquire.probed")
@@ -251,12 +253,15 @@ class Starter:
         crashpoint("acquire.up_written")
         return done
 
-    async def _give_up(self, working: Row, trouble: ProviderError, how: How, job: Job) -> None:
-        """Delete what would not start: an instance that is half up is worth less than a new one."""
+    async def _give_up(self, working: Row, trouble: ProviderError, how: How, job: Job) -> bool:
+        """Delete what would not start: an instance that is half up is worth less than a new one. False: somebody took
+        the row over meanwhile, so it may be up by now."""
         logger.warning("start failed, deleting", extra=job.about(working.sandbox_id, error=str(trouble)))
         with job.stages.time("delete"):
-            if await self._transitions.delete(replace(working, last_error=str(trouble))) is None:
-                await self._undo(working, how)
+            if await self._transitions.delete(replace(working, last_error=str(trouble))) is not None:
+                return True
+            await self._undo(working, how)
+            return False
 
     async def _undo(self, working: Row, how: How) -> None:
         """The work is done, or failed, and is not wanted: the claim was closed meanwhile, or somebody took the row.
