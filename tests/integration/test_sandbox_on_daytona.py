@@ -1,0 +1,147 @@
+"""The sandbox service with the provider `daytona` on the stand-in: what it tells Daytona when it parks, and what it
+does when Daytona does not stop a sandbox."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from hearth.sandbox.v1 import sandbox_pb2
+from tests.support.daytona import Fault, Kind, RunningStandIn, StandIn
+from tests.support.processes import ServiceProcess
+from tests.support.sandboxes import Sandboxes, connected, disposition, how, new_id, service_environment
+from tests.support.servers import Servers
+from tests.support.waiting import eventually
+
+AGENTD = [
+    *(sys.executable, "-P", "-m", "services.sandbox.agentd", "--host", "{host}", "--port", "{port}"),
+    *("--agents-file", "{agents}", "--log-dir", "{logs}"),
+]
+SPEC = sandbox_pb2.SandboxSpec(provider="daytona", agent="scripted")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stand_in(servers: Servers) -> AsyncIterator[RunningStandIn]:
+    """One for the module."""
+    async with StandIn.running(servers.scratch() / "daytona") as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(
+    stand_in: RunningStandIn, servers: Servers, module_postgres_dsn: str
+) -> AsyncIterator[ServiceProcess]:
+    """The service, which knows no other place."""
+    directory = servers.scratch()
+    environment = service_environment(
+        module_postgres_dsn,
+        directory / "local",
+        HEARTH_PROVIDERS="daytona",
+        HEARTH_DEFAULT_PROVIDER="daytona",
+        HEARTH_DAYTONA_API_URL=stand_in.url,
+        HEARTH_DAYTONA_API_KEY=stand_in.api_key,
+        HEARTH_DAYTONA_DAEMON=json.dumps(AGENTD),
+        HEARTH_DAYTONA_MOUNT=str(directory / "mounts"),
+    )
+    process = ServiceProcess("services.sandbox", directory, environment)
+    await process.start()
+    yield process
+    assert await process.terminate() == 0
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def sandboxes(service: ServiceProcess, stand_in: RunningStandIn) -> AsyncIterator[Sandboxes]:
+    """Calls to the service; what a test leaves is deleted."""
+    async with connected(service.address) as calls:
+        yield calls
+        stand_in.faults.clear()
+        await calls.clear()
+        assert stand_in.running() == 0
+
+
+@pytest.fixture
+def holder() -> str:
+    """A pool process."""
+    return new_id()
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def activities(stand_in: RunningStandIn, sandbox: str, least: int = 0) -> int:
+    """How often Daytona was told that a sandbox is in use, once it was `least` times."""
+
+    def count() -> int:
+        return sum(entry.sandbox == sandbox for entry in stand_in.log.of("call", call="activity"))
+
+    await eventually(lambda: count() >= least)
+    return count()
+
+
+async def test_w_d13_parking_tells_daytona_once_that_the_sandbox_is_in_use(
+    sandboxes: Sandboxes, stand_in: RunningStandIn, holder: str
+) -> None:
+    session = f"s-{new_id()}"
+    acquired = await sandboxes.acquire(session, holder=holder, spec=SPEC)
+    instance = (await sandboxes.get(acquired.sandbox_id)).provider_id
+    before = await activities(stand_in, instance)
+    assert disposition(await sandboxes.release(session)) == "PARKED"
+    assert await activities(stand_in, instance, before + 1) == before + 1
+    # Nothing keeps it alive from there on.
+    for _ in range(3):
+        await sandboxes.renew(holder, (session, 1, 1), tenure="PARKED")
+    assert await activities(stand_in, instance) == before + 1
+
+
+async def test_w_d13_that_it_cannot_be_told_costs_nothing(
+    sandboxes: Sandboxes, stand_in: RunningStandIn, holder: str
+) -> None:
+    session = f"s-{new_id()}"
+    await sandboxes.acquire(session, holder=holder, spec=SPEC)
+    failing = stand_in.faults.add(Fault("activity", Kind.STATUS, status=500))
+    assert disposition(await sandboxes.release(session)) == "PARKED"
+    await eventually(lambda: failing.fired)
+    assert how(await sandboxes.acquire(session, 2, holder=holder, spec=SPEC)) == "ATTACHED"
+
+
+async def test_w_r08_a_stop_that_fails_becomes_a_delete_and_nothing_is_left_running(
+    sandboxes: Sandboxes, stand_in: RunningStandIn, holder: str
+) -> None:
+    session = f"s-{new_id()}"
+    acquired = await sandboxes.acquire(session, holder=holder, spec=SPEC)
+    stand_in.faults.add(Fault("stop", Kind.STATUS, status=400, message="Sandbox is not in a stoppable state"))
+    released = await sandboxes.release(session, reason="IDLE_EXPIRED")
+    assert disposition(released) == "DELETED"
+    assert (await sandboxes.get(acquired.sandbox_id)).observed == sandbox_pb2.SANDBOX_STATE_GONE
+    assert stand_in.running() == 0
+    stand_in.faults.clear()
+    # The session goes on, in another one.
+    assert how(await sandboxes.acquire(session, 2, holder=holder, spec=SPEC)) == "CREATED"
+
+
+async def test_w_r08_what_breaks_after_its_start_is_not_left_running(
+    sandboxes: Sandboxes, stand_in: RunningStandIn, holder: str
+) -> None:
+    session = f"s-{new_id()}"
+    first = await sandboxes.acquire(session, holder=holder, spec=SPEC)
+    assert disposition(await sandboxes.release(session, reason="IDLE_EXPIRED")) == "STOPPED"
+    stand_in.faults.add(Fault("start", Kind.BREAK, times=1))
+    second = await sandboxes.acquire(session, 2, holder=holder, spec=SPEC)
+    assert how(second) == "CREATED"
+    assert second.sandbox_id != first.sandbox_id
+    assert stand_in.running() == 1
+
+
+async def test_w_r07_each_reason_has_its_fate_on_daytona_too(
+    sandboxes: Sandboxes, stand_in: RunningStandIn, holder: str
+) -> None:
+    for reason, fate in (("CLEAN_TURN", "PARKED"), ("IDLE_EXPIRED", "STOPPED"), ("FAILED_TURN", "DELETED")):
+        session = f"s-{new_id()}"
+        acquired = await sandboxes.acquire(session, holder=holder, spec=SPEC)
+        assert disposition(await sandboxes.release(session, reason=reason)) == fate
+        assert stand_in.running() == (fate == "PARKED")
+        await sandboxes.delete(acquired.sandbox_id)
