@@ -44,7 +44,7 @@ def house(servers: Servers, module_postgres_dsn: str, module_valkey_url: str, ag
     """Services with an agent that writes down what reaches it, and a short queue."""
     agent = {"command": _SCRIPTED, "env": {"HEARTH_SCRIPTED_LOG": str(agent_log)}}
     env = {
-        "HEARTH_AGENTS": json.dumps({"logged": agent}),
+        "HEARTH_AGENTS": json.dumps({"logged": agent, "broken": {"command": ["/nonexistent/agent"]}}),
         "HEARTH_QUEUE_CAP": str(QUEUE_CAP),
         "HEARTH_SECRET_KEY": new_key(),
     }
@@ -303,6 +303,36 @@ async def test_w_e03_epochs_count_turns_however_they_are_got_and_each_has_one_en
     events = await backend.events(session)
     endings = [event.execution_id for event in events if is_ending(event, event.execution_id)]
     assert len(endings) == len(set(endings)) == 4
+
+
+async def test_w_d02_tools_are_part_of_the_conversation_and_answers_are_not(backend: Backend) -> None:
+    def user(text: str) -> sessions.TranscriptEntry:
+        return sessions.TranscriptEntry(user_message=sessions.TranscriptUserMessage(text=text))
+
+    session = key()
+    await backend.run(session, "tool probe {}\nstream 3 words")
+    events = await backend.events(session)
+    call = next(event.tool_completed.tool_call_id for event in events if event.HasField("tool_completed"))
+    tool = sessions.TranscriptEntry(tool_call_id=call)
+    # What the agent said is not in it at all, so a caller that threw an answer away sees the same conversation.
+    seen = [user("tool probe {}\nstream 3 words"), tool]
+    second = await backend.run(session, "hello", expected=sessions.ExpectedTranscript(entries=seen))
+    other = [seen[0], sessions.TranscriptEntry(tool_call_id="another"), user("hello")]
+    third = await backend.run(session, "more", expected=sessions.ExpectedTranscript(entries=other))
+    assert [summary(turn).how for turn in (second, third)] == ["warm", "restarted"]
+
+
+async def test_w_e07_a_configuration_that_failed_to_be_applied_does_not_count_as_applied(backend: Backend) -> None:
+    session = key()
+    one = sessions.SessionSpec(agent="logged", instructions="one", permissions=POLICY)
+    await backend.run(session, "hello", spec=one)
+    broken = sessions.SessionSpec(agent="broken", instructions="two")
+    assert (await backend.run(session, "hello", spec=broken)).HasField("execution_failed")
+    # The agent of the first is gone, and nothing of the second is there: both start anew.
+    assert (await backend.run(session, "hello", spec=broken)).HasField("execution_failed")
+    back = await backend.run(session, "hello", spec=one)
+    assert summary(back).how in ("cold", "restarted")
+    assert summary(await backend.run(session, "hello", spec=one)).how == "warm"
 
 
 async def test_every_turn_that_is_not_warm_has_its_reason(backend: Backend) -> None:
