@@ -34,12 +34,14 @@ from services.sandbox.providers.daytona_volume import Volume
 from services.sandbox.providers.port import (
     Address,
     CreateRequest,
+    DaemonFailed,
     DaemonRequest,
     Instance,
     InstanceState,
     ProviderError,
     ProviderRefused,
     ProviderUnavailable,
+    StillAlive,
     within,
 )
 from services.sandbox.rows import NAME_PREFIX, Key
@@ -153,11 +155,24 @@ class DaytonaProvider:
         # Two at once would end each other's work, over and over.
         lock = self._restarting.setdefault(reference, asyncio.Lock())
 
+        # What was last heard to run is entered at once; only if that fails it is looked at.
+        seen = known = self._sdk.known(reference)
+
         async def restart() -> Address:
-            seen = await self._lifecycle.look(reference, until)
+            nonlocal seen
+            if seen is None or instance_state(seen) is not InstanceState.RUNNING:
+                seen = await self._lifecycle.look(reference, until)
             if instance_state(seen) is not InstanceState.RUNNING:
                 raise ProviderError(f"{reference} is {seen.state}, not started")
-            return await self._daemons.restart(seen.id, self.workspace(daemon.key), daemon, until)
+            found, seen = seen, None
+            try:
+                return await self._daemons.restart(found.id, self.workspace(daemon.key), daemon, until)
+            except (StillAlive, DaemonFailed, ProviderUnavailable):
+                raise
+            except ProviderError as trouble:
+                if found is not known:
+                    raise
+                raise ProviderUnavailable(str(trouble)) from None
 
         async with lock:
             # Longer than the daemon itself is given, so that what its log says is told and not that the time is up.

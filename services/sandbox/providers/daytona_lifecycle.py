@@ -97,14 +97,19 @@ class Lifecycle:
         """Start it if need be, and see it run."""
         refused: ProviderRefused | None = None
         watch = self._watch(reference, until)
+        # What was last heard to be stopped is asked to start at once: a look costs as much as the mistake.
+        known = self._sdk.known(reference)
+        seen = known if known is not None and to_start(known) is Step.ASK else await watch.next()
         while True:
-            seen = await watch.next()
             step = to_start(seen)
             if step is Step.DONE:
                 return seen
             if refused is not None and step is Step.ASK:
                 raise refused
-            refused, _ = await self._take(step, seen, self._sdk.start, until)
+            refused, after = await self._take(step, seen, self._sdk.start, until)
+            if after is not None and to_start(after) is Step.DONE:
+                return after
+            seen = await watch.next()
 
     async def stop(self, reference: str, until: float) -> None:
         """Stop it if need be, and see it stopped: twice, since one answer may come from before."""
@@ -118,8 +123,8 @@ class Lifecycle:
                 return
             if refused is not None and step is Step.ASK:
                 raise refused
-            refused, sure = await self._take(step, seen, self._sdk.stop, until)
-            sure = sure or step is Step.DONE
+            refused, after = await self._take(step, seen, self._sdk.stop, until)
+            sure = step is Step.DONE or (after is not None and to_stop(after) is Step.DONE)
 
     async def delete(self, reference: str, until: float) -> None:
         """Delete it, and see it gone."""
@@ -180,28 +185,26 @@ class Lifecycle:
         return seen if to_start(seen) is Step.DONE else await self.run(seen.id, until)
 
     async def _take(
-        self, step: Step, seen: Seen, ask: Callable[[str, float], Awaitable[None]], until: float
-    ) -> tuple[ProviderRefused | None, bool]:
-        """Do one step. Returns a refusal that may have been but a clash of states, and whether the SDK saw the end."""
+        self, step: Step, seen: Seen, ask: Callable[[str, float], Awaitable[Seen]], until: float
+    ) -> tuple[ProviderRefused | None, Seen | None]:
+        """Do one step. Returns a refusal that may have been but a clash of states, and what the SDK saw in the end."""
         if step is Step.GONE:
             raise InstanceNotFound(f"{seen.name} is destroyed")
         if step is Step.BROKEN:
             raise ProviderError(f"{seen.name} is in error: {detail(seen)}")
         if step is Step.ASK:
             try:
-                await ask(seen.id, self._slice(until))
+                return None, await ask(seen.id, self._slice(until))
             except ProviderUnavailable as trouble:
                 await self._pause(trouble.retry_after or self._options.first_pause, until, trouble)
             except ProviderRefused as refusal:
-                return refusal, False
+                return refusal, None
             except InstanceNotFound:
                 raise
             except ProviderError as trouble:
                 # Among others the error state that the SDK saw while it waited; the next look tells.
                 logger.info("asked in vain", extra={"sandbox": seen.name, "error": str(trouble)})
-            else:
-                return None, True
-        return None, False
+        return None, None
 
     async def _remove_late(self, name: str, removal: _Removal) -> None:
         until = self.until(self._options.clean_up_seconds)

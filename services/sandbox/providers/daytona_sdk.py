@@ -91,15 +91,23 @@ class Sdk:
         by_id = {handle.id: _seen(handle) for handle in found}
         return [seen for seen in by_id.values() if not seen.destroyed]
 
-    async def start(self, sandbox_id: str, seconds: float) -> None:
-        """Ask for a start and wait for it. Raises `StateClash` and `Rejected` when it is not the time for it."""
+    def known(self, sandbox_id: str) -> Seen | None:
+        """What was last heard of a sandbox, by an answer or an event; None when nothing is remembered."""
+        handle = self._handles.get(sandbox_id)
+        return None if handle is None else _seen(handle)
+
+    async def start(self, sandbox_id: str, seconds: float) -> Seen:
+        """Ask for a start, wait for it, tell what it came to. Raises `StateClash` and `Rejected` when it is not the
+        time for it."""
         handle = await self._handle(sandbox_id)
         await self._call("start", Subject.CHANGE, seconds, handle.start(timeout=seconds))
+        return _seen(handle)
 
-    async def stop(self, sandbox_id: str, seconds: float) -> None:
-        """Ask for a stop and wait for it. Raises as `start`."""
+    async def stop(self, sandbox_id: str, seconds: float) -> Seen:
+        """Ask for a stop, wait for it, tell what it came to. Raises as `start`."""
         handle = await self._handle(sandbox_id)
         await self._call("stop", Subject.CHANGE, seconds, handle.stop(timeout=seconds))
+        return _seen(handle)
 
     async def delete(self, sandbox_id: str) -> None:
         """Ask for its deletion; it is not waited for. Raises `InstanceNotFound` and `StateClash`."""
