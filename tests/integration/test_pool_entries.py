@@ -81,7 +81,7 @@ class Recorded:
 async def recorded_house(servers: Servers, **env: str) -> AsyncIterator[Recorded]:
     """Services of their own, with the recorder before their sandbox service."""
     dsn = servers.create_database()
-    agents = {"other": {"command": SCRIPTED}}
+    agents = {"other": {"command": SCRIPTED}, "broken": {"command": ["false"]}}
     house = House(
         servers.scratch(),
         dsn,
@@ -267,6 +267,44 @@ async def test_w_k01_w_p21_a_kill_ends_the_session_of_its_project_only(shared: R
     assert shared.recorder.told(theirs) == ["Acquire", "Release CLEAN_TURN"]
     assert summary(await shared.backend.run(theirs, "hello")).how == "warm"
     assert summary(await shared.backend.run(mine, "hello")).how == "cold"
+
+
+async def test_an_agent_whose_claim_does_not_stand_is_dropped_and_nothing_is_asked_for_it(shared: Recorded) -> None:
+    gone, fenced, kept = key("gone"), key("fenced"), key("kept")
+    for session in (gone, fenced, kept):
+        await shared.backend.run(session, "hello")
+        await shared.backend.idle_entry(session)
+    shared.recorder.lost[gone.project, gone.session] = sandbox_pb2.RENEWAL_OUTCOME_GONE
+    shared.recorder.lost[fenced.project, fenced.session] = sandbox_pb2.RENEWAL_OUTCOME_FENCED
+
+    async def dropped() -> bool:
+        entries = await shared.entries()
+        return not {(one.project, one.session) for one in (gone, fenced)} & entries.keys()
+
+    await eventually(dropped)
+    shared.recorder.lost.clear()
+    assert (await shared.entries())[kept.project, kept.session] == "IDLE"
+    for session in (gone, fenced):
+        assert shared.recorder.told(session) == ["Acquire", "Release CLEAN_TURN"]
+    # The sandbox service itself never gave the claim up, so its daemon is there, and no agent of ours in it any more.
+    after = await shared.backend.run(gone, "hello")
+    assert after.HasField("execution_completed")
+    assert summary(after).how == "cold"
+
+
+async def test_w_e07_a_configuration_that_could_not_be_applied_is_not_taken_for_applied(shared: Recorded) -> None:
+    session, broken = key(), sessions.SessionSpec(agent="broken")
+    await shared.backend.run(session, "remember my name is Ada")
+    for _ in range(2):
+        failed = await shared.backend.run(session, "hello", spec=broken)
+        assert failed.execution_failed.code in {"AGENT_START_FAILED", "AGENT_EXITED"}
+        assert (await shared.entries()).get((session.project, session.session)) in {None, "DRAINING"}
+    after = await shared.backend.run(session, "what is my name?", spec=sessions.SessionSpec())
+    assert summary(after).how != "warm"
+    assert "Ada" in agent_text(await shared.backend.events(session), after.execution_id)
+    assert (
+        summary(await shared.backend.run(session, "hello", spec=sessions.SessionSpec(agent="scripted"))).how == "warm"
+    )
 
 
 async def test_w_e04_only_the_author_of_the_last_turn_loads_its_record(shared: Recorded) -> None:

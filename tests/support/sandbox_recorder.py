@@ -41,6 +41,8 @@ class SandboxRecorder(sandbox_service_pb2_grpc.SandboxServiceServicer):
         self._real = sandbox_service_pb2_grpc.SandboxServiceStub(self._channel)
         self._number = 0
         self._held: dict[str, asyncio.Event] = {}
+        # Sessions whose claims do not stand any more, whatever the service says, and what is answered for them.
+        self.lost: dict[tuple[str, str], sandbox_pb2.RenewalOutcome.ValueType] = {}
         self.calls: list[Call] = []
 
     async def close(self) -> None:
@@ -69,7 +71,11 @@ class SandboxRecorder(sandbox_service_pb2_grpc.SandboxServiceServicer):
         return await self._pass(self._real.Release, "Release", request, context)
 
     async def RenewClaims(self, request: Any, context: Any) -> Any:
-        return await self._real.RenewClaims(request, timeout=context.time_remaining())
+        answer = await self._real.RenewClaims(request, timeout=context.time_remaining())
+        for renewal, result in zip(request.renewals, answer.results, strict=True):
+            key = (renewal.session.project, renewal.session.session)
+            result.outcome = self.lost.get(key, result.outcome)
+        return answer
 
     async def GetEndpoint(self, request: Any, context: Any) -> Any:
         return await self._pass(self._real.GetEndpoint, "GetEndpoint", request, context)

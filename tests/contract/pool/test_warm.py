@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -155,7 +156,7 @@ def user(text: str) -> sessions.TranscriptEntry:
     return sessions.TranscriptEntry(user_message=sessions.TranscriptUserMessage(text=text))
 
 
-async def test_a_caller_who_sees_another_conversation_gets_no_warm_agent(backend: Backend) -> None:
+async def test_w_d02_w_d05_a_caller_who_sees_another_conversation_gets_no_warm_agent(backend: Backend) -> None:
     session = key()
     await backend.run(session, "tool probe {}")
     events = await backend.events(session)
@@ -214,6 +215,27 @@ async def test_an_agent_that_died_between_turns_costs_a_cold_start(backend: Back
     assert agent_of(second)["pid"] != agent_of(first)["pid"]
     assert "Ada" in agent_text(await backend.events(session), second.execution_id)
     assert (await misses(backend)).get("continuation", 0) == before.get("continuation", 0) + 1
+
+
+async def test_w_e05_whose_record_may_be_loaded_is_kept_with_the_execution(
+    backend: Backend, database: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    session = key()
+    first = await backend.run(session, "hello")
+    await backend.settled(session, first.execution_id)
+    query = (
+        "SELECT s.harness_agent, s.harness_session_id, s.harness_execution_id::text, e.agent, e.harness_session_id"
+        " FROM pool.session s JOIN pool.execution e ON e.execution_id = s.ended_execution_id"
+        " WHERE s.project = $1 AND s.session = $2"
+    )
+    (row,) = await database.fetch(query, session.project, session.session)
+    agent, loaded, execution_id, *of_execution = row
+    assert (agent, execution_id) == ("scripted", first.execution_id)
+    assert [agent, loaded] == of_execution
+    failed = await backend.run(session, "error something broke")
+    await backend.settled(session, failed.execution_id)
+    (row,) = await database.fetch(query, session.project, session.session)
+    assert row[:3] == (None, None, None)
 
 
 async def test_a_failed_turn_is_not_continued(backend: Backend) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, cast
 
+import pytest
 import pytest_asyncio
 
 from hearth.sandbox.v1 import sandbox_pb2
@@ -280,6 +281,22 @@ async def test_w_p24_a_reservation_that_is_given_up_leaves_no_entry(room: Room) 
     room.may_close.set()
     await settle()
     assert len(room.entries) == 2
+
+
+async def test_w_p17_the_reason_decides_and_not_what_the_log_says(room: Room, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    evicted = await room.seat("a")
+    await room.clock.advance(1)
+    for name in "bc":
+        await room.seat(name)
+    await room.entries.reserve(Key("p", "d"), Claim(1, 1))
+    assert "entry makes room" in caplog.messages
+    caplog.clear()
+    asked_for = room.entries.get(Key("p", "b"))
+    assert asked_for is not None
+    await room.entries.close(asked_for, CAPACITY)
+    assert not caplog.messages
+    assert room.closed == [(evicted.key.session, CAPACITY), ("b", CAPACITY)]
 
 
 async def test_w_p22_two_sessions_with_one_name_are_listed_apart(room: Room) -> None:
