@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from hearth.watch import Watch
 
 STREAMS_ON_A_CONNECTION = 100
 _PROCESSES = 2
+_WAVE = 250
 _BACK_SECONDS = 120.0
 _SETTLE_SECONDS = 3.0
 _LOOK_SECONDS = 0.1
@@ -61,13 +63,19 @@ class _Reader:
 
 
 async def stay(link: Link, relay: str, seats: Sequence[str]) -> None:
-    """Client process: once told, a reader for each entry of `seats`; then says where they stand when it is asked."""
-    await link.receive()
+    """Client process: has a reader for each entry of `seats`, and begins as many of them as it is told.
+
+    Says where they stand when it is asked (None), and ends when told False.
+    """
     count = -(-len(seats) // STREAMS_ON_A_CONNECTION)
     channels = [open_channel(relay) for _ in range(count)]
     readers = [_Reader(channels[place % count], session) for place, session in enumerate(seats)]
-    tasks = [asyncio.create_task(reader.run()) for reader in readers]
-    while await link.receive():
+    waiting = iter(readers)
+    tasks: list[asyncio.Task[None]] = []
+    while (told := await link.receive()) is not False:
+        if told is not None:
+            tasks += [asyncio.create_task(reader.run()) for reader in itertools.islice(waiting, told)]
+            continue
         await link.send(
             Standing(
                 ready=sum(reader.ready_on == reader.watch.reconnects for reader in readers),
@@ -105,8 +113,12 @@ async def measure(history: Service, relay: Service, readers: int) -> Part:
         await writer.receive()
         before = machine.resident_bytes(relay.pid)
         began = time.monotonic()
-        await send_all(group)
-        figures["connect_s"] = await _all_ready(group, readers, began)
+        # What many need at once while they connect is used again by the next ones: it is no part of what one costs.
+        for there in range(0, readers, _WAVE):
+            wave = seats[there : there + _WAVE]
+            for client, share in zip(group, shares(wave, _PROCESSES), strict=True):
+                await client.send(len(share))
+            figures["connect_s"] = await _all_ready(group, there + len(wave), began)
         await asyncio.sleep(_SETTLE_SECONDS)
         figures["idle_kib"] = (machine.resident_bytes(relay.pid) - before) / readers / 1024
         with machine.measured({"relay": relay.pid}) as usage:
@@ -135,7 +147,7 @@ async def measure(history: Service, relay: Service, readers: int) -> Part:
 
 
 async def _ask(group: Sequence[Client]) -> list[Standing]:
-    await send_all(group, True)
+    await send_all(group)
     return await receive_all(group)
 
 

@@ -18,7 +18,7 @@ import grpc.aio
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from services.chassis.errors import HearthError, PermissionDenied, Unauthenticated
-from services.chassis.interceptors import Context, Continuation, Handler, Streams, as_handler, as_run
+from services.chassis.interceptors import Context, Continuation, Handler, Streams, Wrapped, as_handler, as_run
 from services.chassis.scopes import SCOPE_NAMES, SCOPES, Scope, is_open
 from services.chassis.settings import EXIT_USAGE, StartupError
 
@@ -40,6 +40,8 @@ class Caller:
 ANONYMOUS = Caller("anonymous", ANY_PROJECT, frozenset(SCOPE_NAMES))
 
 _current: ContextVar[Caller] = ContextVar("caller", default=ANONYMOUS)
+# Of the stream being served, to ask again what it may do.
+_token: ContextVar[str | None] = ContextVar("token", default=None)
 
 
 def current_caller() -> Caller:
@@ -143,6 +145,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         self._streams = streams
         self._recheck = recheck
         self._scopes = scopes
+        self._wrapped = Wrapped()
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -159,7 +162,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         # This runs in the task that runs the handler, so the handler sees it.
         _current.set(caller)
         if handler.response_streaming:
-            return self._rechecked(method, token, handler)
+            _token.set(token)
+            return self._wrapped.of(method, handler, self._rechecked)
         return handler
 
     def _check(self, method: str, token: str | None) -> Caller:
@@ -178,10 +182,11 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             )
         return caller
 
-    def _rechecked(self, method: str, token: str | None, handler: Handler) -> Handler:
+    def _rechecked(self, method: str, handler: Handler) -> Handler:
         run = as_run(handler)
 
         async def rechecked(request: Any, context: Context) -> None:
+            token = _token.get()
             task = asyncio.current_task()
             assert task is not None
             loop = asyncio.get_running_loop()

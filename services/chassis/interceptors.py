@@ -8,6 +8,7 @@ leaves that to the garbage collector.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import inspect
 import logging
@@ -18,6 +19,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
+from opentelemetry import context as telemetry_context
 from opentelemetry import propagate, trace
 from opentelemetry.instrumentation.grpc import aio_server_interceptor
 from opentelemetry.trace import SpanKind
@@ -49,6 +51,8 @@ def as_run(handler: Handler) -> Run:
         "Callable[[Any, Context], Any]",
         handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream,
     )
+    if inspect.iscoroutinefunction(behavior):
+        return behavior
 
     async def run(request: Any, context: Context) -> Any:
         result = behavior(request, context)
@@ -82,6 +86,20 @@ def as_handler(handler: Handler, run: Run, *, parse: Callable[[bytes], Any] | No
     return make(cast("Any", run), parse or handler.request_deserializer, handler.response_serializer)
 
 
+class Wrapped:
+    """What an interceptor made of the handlers of a server: made once for each, and not again for each call."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[Handler, Handler]] = {}
+
+    def of(self, method: str, handler: Handler, wrap: Callable[[str, Handler], Handler]) -> Handler:
+        """`wrap(method, handler)`; a handler that was made for one call, as a refusal is, is wrapped for that call."""
+        known = self._made.get(method)
+        if known is None or known[0] is not handler:
+            known = self._made[method] = (handler, wrap(method, handler))
+        return known[1]
+
+
 class TelemetryInterceptor(grpc.aio.ServerInterceptor):
     """One SERVER span for each call, continuing the caller's trace. Health checks and reflection have none.
 
@@ -91,6 +109,7 @@ class TelemetryInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self) -> None:
         self._single = aio_server_interceptor()  # type: ignore[no-untyped-call]
+        self._streams = Wrapped()
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -99,7 +118,7 @@ class TelemetryInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or is_open(handler_call_details.method):
             return handler
         if handler.response_streaming:
-            return as_handler(handler, self._stream(handler_call_details.method, as_run(handler)))
+            return self._streams.of(handler_call_details.method, handler, self._traced)
 
         async def found(_: grpc.HandlerCallDetails) -> Handler:
             return handler
@@ -107,18 +126,28 @@ class TelemetryInterceptor(grpc.aio.ServerInterceptor):
         wrapped: Handler = await self._single.intercept_service(found, handler_call_details)
         return wrapped
 
-    def _stream(self, method: str, run: Run) -> Run:
+    def _traced(self, method: str, handler: Handler) -> Handler:
+        run = as_run(handler)
+
         async def traced(request: Any, context: Context) -> None:
-            metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-            call = CallSpan(method, SpanKind.SERVER, stream=True, parent=propagate.extract(metadata))
+            call = CallSpan(method, SpanKind.SERVER, stream=True, parent=_parent(context))
+            # What lies on this stack is kept for hours, for each of thousands of readers: `use_span` keeps more of it.
+            token = telemetry_context.attach(trace.set_span_in_context(call.span))
             try:
-                with trace.use_span(call.span, record_exception=False, set_status_on_exception=False):
-                    await run(request, context)
+                await run(request, context)
             finally:
+                telemetry_context.detach(token)
                 code: object = context.code()
                 call.finish(code if isinstance(code, grpc.StatusCode) else grpc.StatusCode.OK)
 
-        return traced
+        return as_handler(handler, traced)
+
+
+def _parent(context: Context) -> telemetry_context.Context:
+    """The caller's trace."""
+    return propagate.extract(
+        {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    )
 
 
 class Streams:
@@ -143,23 +172,20 @@ class Streams:
         for task in list(self._ending):
             self.end(task, error)
 
-    async def guard(self, work: Awaitable[Any]) -> Any:
-        """Await the work of the running task's stream, turning a cancellation by `end` into its error."""
-        task = asyncio.current_task()
-        assert task is not None
+    def __enter__(self) -> None:
+        """The running task answers a stream."""
+        task = _running_task()
         self._ending[task] = None
         if self._closed is not None:
             self.end(task, self._closed)
-        try:
-            return await work
-        except asyncio.CancelledError:
-            error = self._ending[task]
-            if error is None:
-                raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """It does so no more; a cancellation by `end` is raised as the error given there."""
+        task = _running_task()
+        told = self._ending.pop(task)
+        if told is not None and isinstance(error, asyncio.CancelledError):
             task.uncancel()
-            raise error from None
-        finally:
-            del self._ending[task]
+            raise told from None
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -170,28 +196,26 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
+        self._wrapped = Wrapped()
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        return as_handler(handler, self._mapped(handler_call_details.method, handler), parse=_tolerant(handler))
+        return handler and self._wrapped.of(handler_call_details.method, handler, self._mapped)
 
-    def _mapped(self, method: str, handler: Handler) -> Run:
+    def _mapped(self, method: str, handler: Handler) -> Handler:
         run = as_run(handler)
         # Health watchers and reflection hold no state that an early end would save; they go when the server stops.
-        guarded = handler.response_streaming and not is_open(method)
+        guard = self._streams if handler.response_streaming and not is_open(method) else contextlib.nullcontext()
 
         async def mapped(request: Any, context: Context) -> Any:
             deadlines.serve_until(context.time_remaining())
             try:
                 if isinstance(request, _Malformed):
                     raise _unreadable()
-                if guarded:
-                    return await self._streams.guard(run(request, context))
-                return await run(request, context)
+                with guard:
+                    return await run(request, context)
             except grpc.aio.AbortError:
                 raise
             except asyncio.CancelledError:
@@ -206,7 +230,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                     raise asyncio.CancelledError from error
                 await abort(context, _seen_by_caller(error, method))
 
-        return mapped
+        return as_handler(handler, mapped, parse=_tolerant(handler))
+
+
+def _running_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 def shutting_down() -> Unavailable:

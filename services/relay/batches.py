@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from functools import lru_cache
+from hashlib import blake2b
 from typing import NamedTuple
 
 from hearth.relay.v1 import relay_pb2
@@ -31,28 +31,20 @@ class Entry(NamedTuple):
     live: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A batch, or a part of a long one, that may be given to the ingress script."""
+class Prepared(NamedTuple):
+    """A batch, or a part of a long one, that may be given to the ingress script.
 
-    project: str
-    session: str
+    `key` is the session, `head` is `LiveFrames` of this batch without its frames, `too_large` what was wrong with the
+    first frame that was left out, with all behind it.
+    """
+
+    key: tuple[str, str]
     execution_id: str
     epoch: int
     ended: bool
-    entries: list[Entry] = field(default_factory=list)
-    # What was wrong with the first frame that was left out, with all behind it.
+    head: bytes
+    entries: list[Entry]
     too_large: session_pb2.FieldProblem | None = None
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The session."""
-        return self.project, self.session
-
-    @property
-    def head(self) -> bytes:
-        """`LiveFrames` of this batch without its frames."""
-        return _live_head(self.project, self.session, self.execution_id, self.epoch)
 
 
 _live_head = lru_cache(maxsize=_REMEMBERED)(live_head)
@@ -62,7 +54,7 @@ _writer = lru_cache(maxsize=_REMEMBERED)(FrameWriter)
 def check(batch: relay_pb2.FrameBatch, path: str) -> list[session_pb2.FieldProblem]:
     """Everything that is wrong with the head of a batch; `path` is where it stands in the request."""
     found = _of_head(batch.session.project, batch.session.session, batch.execution_id, batch.epoch)
-    return [session_pb2.FieldProblem(field=f"{path}.{name}", description=text) for name, text in found]
+    return _problems((f"{path}.{name}", text) for name, text in found) if found else []
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -78,15 +70,19 @@ def _of_head(project: str, session: str, execution_id: str, epoch: int) -> tuple
 
 def check_frames(batch: relay_pb2.FrameBatch, path: str, start: int, stop: int) -> list[session_pb2.FieldProblem]:
     """What is wrong with the frames of a batch at `start` to before `stop`. Their size is not looked at."""
-    checks = fields.Violations()
+    checks: fields.Violations | None = None
     previous = batch.frames[start - 1].frame_index if start else -1
     for position, frame in enumerate(batch.frames[start:stop], start):
         index = frame.frame_index
-        entity = len(frame.entity_id.encode())
-        if not (previous < index <= NUMBER_MAX and 1 <= entity <= ENTITY_MAX_BYTES) or frame.HasField("merged_through"):
+        # No character has more than four bytes.
+        fine = (
+            0 < len(frame.entity_id) <= ENTITY_MAX_BYTES // 4 or 0 < len(frame.entity_id.encode()) <= ENTITY_MAX_BYTES
+        )
+        if not (fine and previous < index <= NUMBER_MAX) or frame.HasField("merged_through"):
+            checks = checks or fields.Violations()
             _check_frame(checks, frame, f"{path}.frames[{position}]", previous)
         previous = index
-    return [session_pb2.FieldProblem(field=name, description=text) for name, text in _found(checks)]
+    return [] if checks is None else _problems(_found(checks))
 
 
 def prepare(batch: relay_pb2.FrameBatch, path: str, start: int, stop: int) -> Prepared:
@@ -106,12 +102,17 @@ def prepare(batch: relay_pb2.FrameBatch, path: str, start: int, stop: int) -> Pr
                 description=f"must be at most {FRAME_MAX_BYTES} bytes, it has {len(raw)}",
             )
             break
-        content = hashlib.blake2b(raw, digest_size=8).digest()
+        content = blake2b(raw, digest_size=8).digest()
         index = frame.frame_index
         entries.append(Entry(index, content, live_frame(index, writer.reply(raw))))
     last = stop >= len(batch.frames) or too_large is not None
-    project, session = batch.session.project, batch.session.session
-    return Prepared(project, session, execution_id, batch.epoch, batch.ended and last, entries, too_large)
+    key = (batch.session.project, batch.session.session)
+    head = _live_head(*key, execution_id, batch.epoch)
+    return Prepared(key, execution_id, batch.epoch, batch.ended and last, head, entries, too_large)
+
+
+def _problems(found: Iterable[tuple[str, str]]) -> list[session_pb2.FieldProblem]:
+    return [session_pb2.FieldProblem(field=name, description=text) for name, text in found]
 
 
 def _found(checks: fields.Violations) -> tuple[tuple[str, str], ...]:

@@ -64,6 +64,29 @@ class Follower:
     After `broken` it follows nothing until it is opened again.
     """
 
+    __slots__ = (
+        "_broken",
+        "_came",
+        "_channel",
+        "_early",
+        "_fetching",
+        "_key",
+        "_loads",
+        "_open",
+        "_opening",
+        "_parts",
+        "_touched",
+        "_unsure",
+        "_waiting",
+        "_wanted",
+        "head",
+        "last_frame",
+        "oldest",
+        "order",
+        "place",
+        "view",
+    )
+
     def __init__(
         self, key: Key, parts: Parts, *, came: Callable[[FrameIn | EventIn], None], broken: Callable[[], None]
     ) -> None:

@@ -69,6 +69,20 @@ class Member(Protocol):
 class Hub:
     """The live side of one session. `close` it when the last reader left."""
 
+    __slots__ = (
+        "_flushed",
+        "_follower",
+        "_latecomers",
+        "_max_bytes",
+        "_max_items",
+        "_members",
+        "_memo",
+        "_parts",
+        "_tail",
+        "check_at",
+        "key",
+    )
+
     def __init__(self, key: Key, parts: Parts) -> None:
         self.key = key
         # When its head is to be compared next, by the monotonic clock.

@@ -116,11 +116,14 @@ class Ingress:
         keys: list[bytes] = []
         arguments: list[Any] = [*self._limits]
         for batch in batches:
-            keys += (state_key(batch.key), frames_key(batch.key))
-            arguments += (channel(batch.key), batch.execution_id, batch.epoch, "1" if batch.ended else "0", batch.head)
-            head = heads.get(batch.key)
-            arguments += _UNKNOWN if head is None else _head(head)
-            arguments.append(len(batch.entries))
+            key = batch.key
+            keys += (state_key(key), frames_key(key))
+            head = heads.get(key) if heads else None
+            arguments += (
+                *(channel(key), batch.execution_id, batch.epoch, "1" if batch.ended else "0", batch.head),
+                *(_UNKNOWN if head is None else _head(head)),
+                len(batch.entries),
+            )
             for entry in batch.entries:
                 arguments += entry
         try:
@@ -199,16 +202,14 @@ def _verdict(answer: list[Any]) -> _Verdict | None:
 
 
 def _result(batch: Prepared, verdict: _Verdict | None) -> relay_pb2.PublishResult:
-    result = relay_pb2.PublishResult(
-        execution=session_pb2.ExecutionRef(execution_id=batch.execution_id, epoch=batch.epoch)
-    )
+    result = relay_pb2.PublishResult()
+    result.execution.execution_id, result.execution.epoch = batch.execution_id, batch.epoch
     if verdict is None or verdict.kind == _NEEDS_HEAD:
         result.outcome = relay_pb2.PUBLISH_OUTCOME_UNAVAILABLE
         return result
-    current = session_pb2.ExecutionRef(execution_id=verdict.execution, epoch=verdict.epoch)
     if verdict.kind == _FENCED:
         result.outcome = relay_pb2.PUBLISH_OUTCOME_FENCED
-        result.current.CopyFrom(current)
+        result.current.execution_id, result.current.epoch = verdict.execution, verdict.epoch
         return result
     if verdict.next_index:
         result.through = verdict.next_index - 1

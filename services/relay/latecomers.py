@@ -18,6 +18,11 @@ _SLICE = 1000
 class Latecomers:
     """Snapshots of one session. Readers that come together share the reads and the work."""
 
+    __slots__ = (
+        "_follower",
+        "_reads",
+    )
+
     def __init__(self, key: Key, parts: Parts, follower: Follower) -> None:
         self._follower = follower
         self._reads = Shared("relay read kept frames", self._read, parts.tasks)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hearth.relay.v1 import relay_pb2
 from services.chassis.clock import Clock
 from services.chassis.errors import HearthError, Internal, Unavailable
+from services.chassis.spans import stream_opened
 from services.relay.buffer import Key
 from services.relay.hub import REPLY_BYTES, Overrun, Pin, Standing
 from services.relay.hubs import Hubs
@@ -38,6 +39,31 @@ class Reader:
 
     `write` sends one serialized response and returns when it was taken.
     """
+
+    __slots__ = (
+        "_begun",
+        "_clock",
+        "_closing",
+        "_cut",
+        "_hub",
+        "_hubs",
+        "_log",
+        "_lost",
+        "_oldest",
+        "_order",
+        "_place",
+        "_position",
+        "_send",
+        "_settings",
+        "_surroundings",
+        "_task",
+        "_told",
+        "_wish",
+        "_woken",
+        "_writing_since",
+        "_writing_to",
+        "_wrote_at",
+    )
 
     def __init__(
         self,
@@ -167,6 +193,7 @@ class Reader:
         # Being written it may have been taken.
         self._begun = True
         await self._write_item(relay_pb2.Item(ready=ready))
+        stream_opened()
 
     async def _follow(self) -> None:
         """Do the one thing that is next."""

@@ -20,6 +20,14 @@ class Shared(Generic[_T]):
     At most one run is under way; whoever asks meanwhile waits for the next one.
     """
 
+    __slots__ = (
+        "_name",
+        "_next",
+        "_running",
+        "_tasks",
+        "_work",
+    )
+
     def __init__(self, name: str, work: Callable[[], Awaitable[_T]], tasks: Tasks) -> None:
         self._name = name
         self._work = work

@@ -21,6 +21,14 @@ class View:
     known.
     """
 
+    __slots__ = (
+        "_completed",
+        "_marks",
+        "execution",
+        "since",
+        "started",
+    )
+
     def __init__(self, execution: str, since: int, *, started: bool = False) -> None:
         self.execution = execution
         self.since = since

@@ -144,18 +144,22 @@ def _role(scope: int, event_type: str) -> Role:
     return Role.ENDING if event_type in _ENDINGS else Role.RUNNER
 
 
-def varint(value: int) -> bytes:
-    """A number >= 0 in protobuf's base 128."""
-    if value < 0x80:
-        return bytes((value,))
-    if value < 0x4000:
-        return bytes((value & 0x7F | 0x80, value >> 7))
+def _digits(value: int) -> bytes:
     digits = bytearray()
     while value >= 0x80:
         digits.append(value & 0x7F | 0x80)
         value >>= 7
     digits.append(value)
     return bytes(digits)
+
+
+# Sizes and indexes of frames are mostly small, and each frame has six of them.
+_SMALL = tuple(_digits(value) for value in range(2048))
+
+
+def varint(value: int) -> bytes:
+    """A number >= 0 in protobuf's base 128."""
+    return _SMALL[value] if value < 2048 else _digits(value)
 
 
 def event_reply(item: bytes) -> bytes:
