@@ -173,3 +173,23 @@ def test_w_r10_what_is_wrong_with_daytona_is_named_at_the_start_and_the_key_is_n
     text = wrong()
     assert named in text
     assert "dtn_key" not in text
+
+
+def test_a_provider_that_would_stop_what_is_in_use_or_parked_is_refused_by_the_name_of_its_timer(
+    given: pytest.MonkeyPatch,
+) -> None:
+    given.setenv("HEARTH_PROVIDERS", "local,daytona")
+    given.setenv("HEARTH_DAYTONA_API_KEY", "key")
+    assert read().tiers()["daytona"].slots == 20
+    # 2 x 4 min + 2 min.
+    given.setenv("HEARTH_DAYTONA_AUTO_STOP_MINUTES", "9")
+    assert wrong().startswith("HEARTH_DAYTONA_AUTO_STOP_MINUTES=9 must be at least 10 minutes")
+    # The longest parked window, after a Stop, is 10 min.
+    given.setenv("HEARTH_DAYTONA_AUTO_STOP_MINUTES", "12")
+    assert wrong().startswith("HEARTH_DAYTONA_AUTO_STOP_MINUTES=12 must be more than 12 minutes")
+    given.setenv("HEARTH_DAYTONA_WARM_WINDOW", "0")
+    assert read().daytona_auto_stop_minutes == 12
+    # Where it is not switched on, nothing of it is checked.
+    given.setenv("HEARTH_PROVIDERS", "local")
+    given.setenv("HEARTH_DAYTONA_AUTO_STOP_MINUTES", "1")
+    assert read().providers == ["local"]
