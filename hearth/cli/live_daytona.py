@@ -32,6 +32,7 @@ GOOD, FOUND, SILENT = 0, 1, 2
 # Kept back from the limit for deleting what was made.
 CLEANING_SHARE = 0.25
 CALL_SECONDS = 30.0
+DAEMON_SECONDS = 20.0
 LABEL = "hearth-doctor"
 _OK, _UNAUTHORIZED = 200, 401
 
@@ -139,7 +140,7 @@ async def _with(provider: Provider, found: Check, ends: float, limit: float) -> 
 
 async def _life(provider: Provider, found: Check, labels: dict[str, str]) -> None:
     from services.sandbox.compatibility import Spec
-    from services.sandbox.providers.port import CreateRequest, DaemonRequest
+    from services.sandbox.providers.port import CreateRequest, DaemonFailed, DaemonRequest
     from services.sandbox.rows import Key
 
     key = Key(LABEL, found.run)
@@ -151,7 +152,13 @@ async def _life(provider: Provider, found: Check, labels: dict[str, str]) -> Non
         return DaemonRequest(token=secrets.token_urlsafe(32), key=key, agents={}, env={}, secrets={})
 
     wanted = daemon()
-    address = await _stage(found, "daemon", lambda: provider.restart_daemon(reference, wanted))
+    try:
+        address = await _stage(found, "daemon", lambda: provider.restart_daemon(reference, wanted))
+    except DaemonFailed:
+        # A daemon that never saw its token looks from here as one that does not answer.
+        if await _health(await provider.endpoint(reference), wanted.token) == _UNAUTHORIZED:
+            found.authorization_passes = False
+        raise
     await _stage(found, "authorization", lambda: _authorized(found, address, wanted.token))
     await _stage(found, "stop", lambda: provider.stop(reference))
     await _stage(found, "start", lambda: provider.start(reference))
@@ -260,7 +267,8 @@ def _options() -> tuple[DaytonaOptions, float]:
         )
     except ValidationError as error:
         raise _Unusable("; ".join(problems(SandboxSettings, error))) from None
-    return dataclasses.replace(settings.daytona_options(), volume=""), settings.daytona_price_running
+    options = dataclasses.replace(settings.daytona_options(), volume="", daemon_seconds=DAEMON_SECONDS)
+    return options, settings.daytona_price_running
 
 
 def _why(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import processes
 from tests.support.cli import PROGRAM, Finished, Hearth
-from tests.support.daytona import RunningStandIn, StandIn
+from tests.support.daytona import Fault, Kind, RunningStandIn, StandIn
 
 AGENTD = [
     *(sys.executable, "-P", "-m", "services.sandbox.agentd", "--host", "{host}", "--port", "{port}"),
@@ -68,6 +68,33 @@ async def test_a_daemon_that_does_not_start_is_told_and_nothing_is_left(tmp_path
         assert told["left"] == 0
         assert any(problem.startswith("daemon:") for problem in told["problems"])
         assert stand_in.running() == 0
+
+
+async def test_a_daemon_that_does_not_see_its_token_is_told_apart(tmp_path: Path) -> None:
+    async with daytona(tmp_path) as (stand_in, hearth):
+        # As when the proxy in front of it keeps the header for itself: the daemon answers, and refuses us.
+        deaf = ["env", "HEARTH_AGENTD_TOKEN=another", *AGENTD]
+        hearth.environment["HEARTH_DAYTONA_DAEMON"] = json.dumps(deaf)
+        done = await check(hearth, "--json")
+        assert done.code == 1, done.stdout
+        told = json.loads(done.stdout)
+        assert told["authorization_passes"] is False
+        assert any("Authorization does not pass" in problem for problem in told["problems"])
+        assert told["left"] == 0
+        assert stand_in.running() == 0
+
+
+async def test_the_limit_holds_and_what_could_not_be_deleted_is_told(tmp_path: Path) -> None:
+    async with daytona(tmp_path) as (stand_in, hearth):
+        stand_in.faults.add(Fault("create", Kind.STUCK))
+        done = await hearth.run("doctor", "--live-daytona", "--max-minutes", "0.5", "--json", seconds=60)
+        assert done.code == 1, done.stdout
+        told = json.loads(done.stdout)
+        assert [stage["name"] for stage in told["stages"]] == ["create", "limit", "delete"]
+        # Daytona deletes nothing that is on its way: it has to be looked after by hand, and can be found by its label.
+        assert told["left"] == 1
+        assert any(f"hearth-doctor={told['run']}" in problem for problem in told["problems"])
+        stand_in.release()
 
 
 async def test_a_wrong_key_is_no_answer(tmp_path: Path) -> None:
