@@ -88,8 +88,8 @@ class Lifecycle:
         except NameTaken:
             raise
         except BaseException as trouble:
-            # Of what was sent away with a time to come back, nothing was made.
-            if not _sent_away(trouble):
+            # Of what was sent away with a time to come back, or refused and then not found, nothing was made.
+            if not _sent_away(trouble) and not isinstance(trouble, ProviderRefused):
                 self.remove_late(making.name, attempt)
             raise
 

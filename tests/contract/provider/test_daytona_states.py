@@ -7,13 +7,15 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 from daytona import AsyncDaytona, AsyncSandbox, DaytonaConfig
+from daytona_api_client_async import SandboxState
 
 from services.sandbox.providers import daytona_sdk
 from services.sandbox.providers.port import InstanceNotFound, InstanceState, ProviderError, ProviderUnavailable
 from tests.contract.provider.places import Place, connect, results
-from tests.support.daytona import Fault, Kind, RunningStandIn
+from tests.support.daytona import Delays, Fault, Kind, RunningStandIn, StandIn
 from tests.support.waiting import eventually
 
 # Each leaves the call undone, or done without telling, or tells something else than what is.
@@ -279,6 +281,45 @@ async def test_two_processes_that_do_opposite_things_end_in_one_state(
         deletes = (at_daytona.provider.delete(instance.provider_id), other.delete(instance.name))
         assert await results(*deletes) == ["NoneType", "NoneType"]
         assert await at_daytona.state(instance) is None
+    await other.close()
+
+
+async def test_without_events_it_is_only_slower(scratch: Path, http: aiohttp.ClientSession) -> None:
+    delays = Delays(create=(0.3, 0.3), start=(0.3, 0.3), stop=(0.3, 0.3), delete=(0.3, 0.3))
+    async with StandIn.running(scratch / "silent", events=False, delays=delays) as silent:
+        place = Place(await connect(silent, scratch), http)
+        instance = await place.create()
+        daemon, _, _ = await place.daemon(instance)
+        assert await daemon.health() == 200
+        await place.provider.stop(instance.provider_id)
+        assert silent.sandbox(instance.provider_id).state == "stopped"
+        await place.provider.start(instance.provider_id)
+        daemon, _, _ = await place.daemon(instance)
+        assert await daemon.health() == 200
+        await place.clear()
+        await place.provider.close()
+
+
+async def test_what_was_last_heard_may_be_wrong(at_daytona: Place, stand_in: RunningStandIn, scratch: Path) -> None:
+    other = await connect(stand_in, scratch)
+    instance = await at_daytona.create()
+    await at_daytona.provider.stop(instance.provider_id)
+    await other.start(instance.provider_id)
+    handle = at_daytona.provider._sdk._handles[instance.provider_id]  # type: ignore[attr-defined]
+    for state, desired in (("stopped", "stopped"), ("started", "started")):
+        handle.state, handle.desired_state = SandboxState(state), desired
+        await at_daytona.provider.start(instance.provider_id)
+        assert stand_in.sandbox(instance.provider_id).state == "started"
+    await other.stop(instance.provider_id)
+    handle.state, handle.desired_state = SandboxState.STARTED, "started"
+    with pytest.raises(ProviderError, match=r"stopped, not started"):
+        await at_daytona.daemon(instance)
+    handle.state, handle.desired_state = SandboxState.STARTED, "started"
+    await at_daytona.provider.stop(instance.provider_id)
+    await other.delete(instance.provider_id)
+    handle.state, handle.desired_state = SandboxState.STOPPED, "stopped"
+    with pytest.raises(InstanceNotFound):
+        await at_daytona.provider.start(instance.provider_id)
     await other.close()
 
 
