@@ -201,7 +201,7 @@ class Releaser:
                 raise problems.fenced(standing.highest)
             if view.row is None:
                 break
-            if view.row.in_transition:
+            if view.row.in_transition and view.row.observed is not Observed.STARTING:
                 await self._transitions.wait(view.row)
             else:
                 await self._transitions.delete(view.row)

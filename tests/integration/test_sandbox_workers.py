@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -27,7 +28,7 @@ from tests.support.sandbox_parts import Replica, clear, holder, replica
 from tests.support.sandboxes import left_below, members, new_id, until
 
 GONE_AFTER = 0.3
-HOUR = {"create_deadline": 3600.0, "start_deadline": 3600.0, "worker_gone": GONE_AFTER}
+HOUR: dict[str, Any] = {"create_deadline": 3600.0, "start_deadline": 3600.0, "worker_gone": GONE_AFTER}
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ async def test_a_process_that_lives_keeps_its_work_also_when_its_connection_is_c
         assert cut == 2
 
         async def held_again() -> bool:
-            return await connection.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 2
+            return bool(await connection.fetchval("SELECT count(*) = 2 FROM pg_locks WHERE locktype = 'advisory'"))
 
         await until(held_again)
         await connection.close()

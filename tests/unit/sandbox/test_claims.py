@@ -143,3 +143,31 @@ def test_a_sandbox_that_was_worked_on_in_between_starts_anew() -> None:
 
 def test_nothing_lapses_before_the_first_reading() -> None:
     assert not lapsed(Leases(), LIMITS)
+
+
+LONGEST = 0.99 * LIMITS.gap
+
+
+@given(
+    gaps=st.lists(st.floats(0.1, LONGEST), min_size=60, max_size=120),
+    last=st.floats(0.0, 100.0),
+)
+def test_whenever_a_holder_dies_its_lease_lapses_within_the_bound_and_never_while_it_renews(
+    gaps: list[float], last: float
+) -> None:
+    """S2 in its worst case: the last renewal comes just after a reading, and readings are as far apart as may be."""
+    renewed_every = 15.0
+    leases, now = Leases(), 0.0
+    for gap in [*gaps, *[LONGEST] * 30]:
+        now += gap
+        renewals = int(min(now, last) // renewed_every)
+        leases = observe(leases, [Reading("s", ONE, renewals)], now, LIMITS)
+        died = int(last // renewed_every) * renewed_every
+        if lapsed(leases, LIMITS):
+            assert now >= died + LIMITS.lease
+            # One gap until the renewal is seen, one until the reading after the lease; the rest of 120 s is for the
+            # work that ends it to begin.
+            assert now <= died + LIMITS.lease + 2 * LIMITS.gap
+            assert now <= died + 120
+            return
+    raise AssertionError("it never lapsed")
