@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support.cli import Hearth, running
@@ -166,3 +168,25 @@ async def test_the_doctor_says_what_it_found_and_a_drained_pool_takes_nothing(sc
         found = await hearth.run("doctor")
         assert found.code == 1
         assert "no replica takes new turns" in found.stderr
+
+
+@pytest.mark.timeout(240)
+async def test_the_doctor_sees_a_sandbox_whose_holder_died(scratch: Path) -> None:
+    async with running(scratch / ".hearth") as hearth:
+        assert (await hearth.run("send", "s", "hello", "--wait")).code == 0
+        pool = psutil.Process(hearth.pids()["pool"])
+        pool.kill()
+        psutil.wait_procs([pool], 10)
+        silent = await hearth.run("doctor")
+        assert silent.code == 2
+        assert (await hearth.up()).json()["started"]
+        async with asyncio.timeout(60):
+            while (found := await hearth.run("doctor", "--json")).code == 0:
+                pass
+        told = json.loads(found.stdout)
+        assert [finding["about"] for finding in told["findings"]] == ["leak"], told
+        assert "no living replica" in told["findings"][0]["message"]
+        (sandbox,) = (await hearth.run("sandboxes", "list", "--json")).json()["sandboxes"]
+        assert sandbox["sandbox_id"] in told["findings"][0]["message"]
+        assert (await hearth.run("sandboxes", "delete", sandbox["sandbox_id"])).code == 0
+        assert (await hearth.run("doctor")).code == 0
