@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from hearth.history.v1 import history_pb2
 from hearth.types.v1 import event_pb2
 from tests.checkers.verdict import Verdict
-from tests.support.recording import ENDINGS, Append, Key, Log, Recording, counted, manifest_of, runner
+from tests.support.recording import ENDINGS, Append, Key, Log, Mark, Recording, counted, manifest_of, runner
 
 
 def check(recording: Recording) -> Verdict:
     """In every log and to every reader: one ending, nothing of the run behind it, and a manifest that is true.
 
-    Whoever was told of a winner was told the truth. In a run that settled, everything that began has ended.
+    Whoever was told of a winner was told the truth. In a run that settled, everything that began has ended. That an
+    execution lacks output is forgotten by nothing but a later ending whose manifest is true.
     """
     verdict = Verdict()
     for reader in recording.readers:
@@ -30,7 +31,39 @@ def check(recording: Recording) -> Verdict:
         found = recording.logs.get(append.session)
         if found is not None and append.result is not None:
             _answer(append, append.result, found, verdict)
+    _marks(recording, verdict)
     return verdict
+
+
+def _marks(recording: Recording, verdict: Verdict) -> None:
+    answers: dict[tuple[Key, str], list[Mark]] = defaultdict(list)
+    for mark in recording.marks:
+        if mark.entry is None:
+            continue
+        what = f"{mark.session}: {mark.execution_id}, {mark.reason!r},"
+        verdict.expect(
+            mark.entry.incomplete and bool(mark.entry.incomplete_reason), f"{what} is not incomplete after it"
+        )
+        for before in answers[mark.session, mark.execution_id]:
+            assert before.entry is not None
+            if before.answered < mark.began and not _may_clear(recording, before):
+                verdict.expect(
+                    mark.entry.incomplete_reason == before.entry.incomplete_reason,
+                    f"{what} says {mark.entry.incomplete_reason!r}, it was {before.entry.incomplete_reason!r}",
+                )
+        answers[mark.session, mark.execution_id].append(mark)
+
+
+def _may_clear(recording: Recording, mark: Mark) -> bool:
+    """Whether an ending with a true manifest may have come after the mark."""
+    return any(
+        append.session == mark.session
+        and append.event.execution_id == mark.execution_id
+        and append.event.type in ENDINGS
+        and not manifest_of(append.event).incomplete
+        and (not append.answered or append.answered >= mark.began)
+        for append in recording.appends
+    )
 
 
 def _nothing_follows(events: Iterable[event_pb2.Event], where: str, verdict: Verdict) -> None:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from hearth.history.v1 import history_pb2
 from hearth.types.v1 import event_pb2
 from tests.checkers.h6_one_ending import check
-from tests.checkers.pieces import ENDED, OTHER, RUN, ending, event, events_from, message, name, run, sent, shown, stored
-from tests.support.recording import Connection, Recording
+from tests.checkers.pieces import (
+    ENDED,
+    KEY,
+    OTHER,
+    RUN,
+    ending,
+    event,
+    events_from,
+    message,
+    name,
+    run,
+    sent,
+    shown,
+    stored,
+)
+from tests.support.recording import Append, Connection, Mark, Recording
 
 ALREADY_ENDED = history_pb2.APPEND_OUTCOME_ALREADY_ENDED
 STARTED = event(1, "execution.started")
@@ -71,6 +87,35 @@ def test_a_winner_that_does_not_stand_there_is_seen(told: history_pb2.Ending) ->
     assert check(run([sent(ending(9), outcome=ALREADY_ENDED, winner=told)], log)).wrong
     foreign = sent(ending(9, execution_id=OTHER), outcome=ALREADY_ENDED, winner=winner())
     assert check(run([foreign], log)).wrong
+
+
+def marked(*answers: str, endings: Sequence[Append] = ()) -> list[str]:
+    """RUN was marked again and again, from tick 10 on, and these reasons were answered; empty: it is complete."""
+    recording = run(endings)
+    recording.marks = [
+        Mark(
+            KEY,
+            RUN,
+            f"mark {number}",
+            began=10 * number,
+            answered=10 * number + 5,
+            entry=history_pb2.LedgerEntry(execution_id=RUN, incomplete=bool(reason), incomplete_reason=reason),
+        )
+        for number, reason in enumerate(answers, 1)
+    ]
+    return check(recording).wrong
+
+
+def test_a_mark_that_did_not_stick_is_seen() -> None:
+    assert marked("mark 1", "mark 1") == []
+    assert marked("lost", "lost", "lost") == []
+    assert marked("")
+    assert marked("mark 1", "mark 2")
+    # An ending that was there before, or that says itself that something is missing, clears nothing.
+    assert marked("mark 1", "mark 2", endings=[sent(ending(3), 1)])
+    assert marked("mark 1", "mark 2", endings=[sent(ending(3, incomplete=True), 17)])
+    assert marked("mark 1", "mark 2", endings=[sent(ending(3), 17)]) == []
+    assert marked("mark 1", "mark 2", endings=[sent(ending(3, execution_id=OTHER), 17)])
 
 
 def test_readers_without_runs_are_fine() -> None:

@@ -54,16 +54,18 @@ class Client:
         request = history_service_pb2.ReadEventsRequest(session=session, after=after, page_size=page_size)
         return await self.stub.ReadEvents(request)
 
-    async def read(self, session: Key, page_size: int = 0) -> list[event_pb2.EventItem]:
-        """The whole log, page by page, checked to be contiguous from 1."""
+    async def read(
+        self, session: Key, page_size: int = 0, *, after: session_pb2.Cursor | None = None
+    ) -> list[event_pb2.EventItem]:
+        """The whole log, or what follows a cursor, page by page, checked to be contiguous."""
         items: list[event_pb2.EventItem] = []
-        more, after = True, None
+        more, first = True, after.sequence + 1 if after is not None else 1
         while more:
             page = await self.page(session, after, page_size)
             items += page.events
             more = page.more
             after = page.events[-1].cursor if page.events else None
-        assert [item.cursor.sequence for item in items] == list(range(1, len(items) + 1))
+        assert [item.cursor.sequence for item in items] == list(range(first, first + len(items)))
         return items
 
     async def chunks(

@@ -60,6 +60,8 @@ WEIGHTS = {
     "output of the past": 4,
     "repeat frames": 3,
     "send malformed": 3,
+    "mark incomplete": 3,
+    "trim": 2,
     "join": 12,
     "leave": 3,
     "come back": 4,
@@ -100,6 +102,8 @@ class Tally:
                 continue
             name = history_pb2.AppendOutcome.Name(append.result.outcome)
             self.saw[name.removeprefix("APPEND_OUTCOME_").lower()] += 1
+        self.saw["trimmed"] += sum(bool(trim.answered) for trim in recording.trims)
+        self.saw["marked"] += sum(mark.entry is not None for mark in recording.marks)
         for publish in recording.publishes:
             if publish.result is not None:
                 name = relay_pb2.PublishOutcome.Name(publish.result.outcome)
@@ -193,6 +197,8 @@ _STEPS: dict[str, Callable[[Play, Step], Coroutine[object, object, None]]] = {
     "output of the past": lambda play, step: play.world.output_of_the_past(step.b),
     "repeat frames": lambda play, step: play.world.repeat_frames(step.a, step.b),
     "send malformed": lambda play, step: play.world.send_malformed(step.a, step.b),
+    "mark incomplete": lambda play, step: play.world.mark_incomplete(step.a, step.b),
+    "trim": lambda play, step: play.world.trim(step.a, step.b, step.c),
     "join": lambda play, step: play.join(step),
     "leave": lambda play, step: play.world.leave(step.a),
     "come back": lambda play, step: play.world.come_back(step.a),

@@ -17,7 +17,7 @@ from hearth.history.v1 import history_pb2, history_service_pb2, history_service_
 from hearth.relay.v1 import relay_pb2, relay_service_pb2, relay_service_pb2_grpc
 from hearth.types.v1 import event_pb2, frame_pb2, session_pb2
 from services.chassis.errors import from_rpc_error
-from tests.support.recording import Append, Connection, Key, Publish, Reader, Recording, Ticks
+from tests.support.recording import Append, Connection, Key, Mark, Publish, Reader, Recording, Ticks, Trim
 
 # Longer than any answer takes while nothing is away, so that a replica that hangs holds up nobody for long.
 _CALL_SECONDS = 20.0
@@ -102,7 +102,7 @@ class RawHistory:
     async def page(self, session: Key, after: session_pb2.Cursor, size: int) -> None:
         """Read one page."""
         request = history_service_pb2.ReadEventsRequest(session=_session(session), after=after, page_size=size)
-        connection = Connection(after)
+        connection = Connection(after, began=self._recorder.tick())
         try:
             page = await self._stub.ReadEvents(request, timeout=_CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -115,7 +115,7 @@ class RawHistory:
     async def stream(self, session: Key, after: session_pb2.Cursor) -> None:
         """Read to the head of now."""
         request = history_service_pb2.StreamEventsRequest(session=_session(session), after=after)
-        connection = Connection(after)
+        connection = Connection(after, began=self._recorder.tick())
         first_head = None
         try:
             async for chunk in self._stub.StreamEvents(request, timeout=_CALL_SECONDS):
@@ -125,6 +125,36 @@ class RawHistory:
         except grpc.aio.AioRpcError as error:
             connection.refusal = from_rpc_error(error)
         self._recorder.reads(session, connection)
+
+    async def trim(self, session: Key, through: int) -> None:
+        """Have old events removed."""
+        trim = Trim(session, through)
+        self._recorder.recording.trims.append(trim)
+        request = history_service_pb2.TrimLogRequest(session=_session(session), through=through)
+        try:
+            bounds = (await self._stub.TrimLog(request, timeout=_CALL_SECONDS)).bounds
+        except grpc.aio.AioRpcError as error:
+            _check_passing(error)
+            return
+        trim.answered, trim.oldest = self._recorder.tick(), bounds.oldest or bounds.head + 1
+
+    async def mark(self, session: Key, execution_id: str, reason: str) -> bool:
+        """Say that an execution lacks output; False when there was no answer. One that never began is refused."""
+        mark = Mark(session, execution_id, reason, self._recorder.tick())
+        self._recorder.recording.marks.append(mark)
+        request = history_service_pb2.MarkIncompleteRequest(
+            session=_session(session), execution_id=execution_id, reason=reason
+        )
+        try:
+            response = await self._stub.MarkIncomplete(request, timeout=_CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if from_rpc_error(error).reason == "EXECUTION_NOT_FOUND":
+                mark.answered = self._recorder.tick()
+                return True
+            _check_passing(error)
+            return False
+        mark.answered, mark.entry = self._recorder.tick(), response.execution
+        return True
 
 
 class RawRelay:

@@ -72,11 +72,34 @@ class Publish:
 
 
 @dataclass
+class Trim:
+    """Old events that somebody had removed. `oldest` is what was answered, head + 1 where nothing is kept."""
+
+    session: Key
+    through: int
+    answered: int = 0
+    oldest: int = 0
+
+
+@dataclass
+class Mark:
+    """An execution that somebody said lacks output. `entry` is what was answered; None where it was not told."""
+
+    session: Key
+    execution_id: str
+    reason: str
+    began: int
+    answered: int = 0
+    entry: history_pb2.LedgerEntry | None = None
+
+
+@dataclass
 class Connection:
     """One call of a reader: where it began, what it got, and how it ended.
 
     `after` is None for one that began at the tail. `refusal` is the error it ended with; None: not ended, or left by
     the reader. `promised` is the sequence up to which the answer said to be complete; None for one that is live.
+    `began` is the tick at which it was made, 0 where that is not known.
     """
 
     after: session_pb2.Cursor | None
@@ -84,6 +107,7 @@ class Connection:
     refusal: HearthError | None = None
     events_only: bool = False
     promised: int | None = None
+    began: int = 0
 
     @property
     def events(self) -> list[event_pb2.EventItem]:
@@ -102,15 +126,19 @@ class Reader:
 
 @dataclass
 class Log:
-    """What is stored of a session once nothing moves any more."""
+    """What is stored of a session once nothing moves any more, and before it what was read before it was removed.
+
+    `kept_from` is the sequence of the first event that is kept, where that is not the first item.
+    """
 
     items: list[event_pb2.EventItem] = field(default_factory=list)
     quarantined: list[history_pb2.QuarantinedEvent] = field(default_factory=list)
     head: history_pb2.Head | None = None
+    kept_from: int = 1
 
     @property
     def oldest(self) -> int:
-        """Sequence of the first event kept; 1 for a log that was never written to."""
+        """Sequence of the first event known; 1 for a log that was never written to."""
         return self.items[0].cursor.sequence if self.items else 1
 
     @property
@@ -141,6 +169,8 @@ class Recording:
     settled: bool = False
     outages: list[tuple[float, float]] = field(default_factory=list)
     flushes: list[tuple[int, int]] = field(default_factory=list)
+    trims: list[Trim] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
 
     @classmethod
     def of_reader(cls, connections: Iterable[Connection]) -> Recording:

@@ -78,7 +78,8 @@ class Stores:
 class Replicas:
     """Our services as processes: any number of histories on one database, and of relays on one bus.
 
-    Each relay reads a history of its own where there are enough. Addresses stay the same over restarts.
+    Each relay reads a history of its own where there are enough. Addresses stay the same over restarts. With
+    `mute_valkey_url` the last history tells its commits to that bus, where no relay hears them.
     """
 
     def __init__(
@@ -89,12 +90,16 @@ class Replicas:
         histories: int,
         relays: int,
         relay_env: Mapping[str, str] | None = None,
+        mute_valkey_url: str = "",
     ) -> None:
         self._directory = directory
         self._env = {"HEARTH_POSTGRES_DSN": stores.postgres_dsn, "HEARTH_VALKEY_URL": stores.valkey_url}
         self._relay_env = {"HEARTH_VALKEY_URL": stores.valkey_url, **(relay_env or {})}
         self._relays = relays
-        self.histories = [ServiceProcess("services.history", directory, self._env) for _ in range(histories)]
+        envs = [self._env] * histories
+        if mute_valkey_url:
+            envs[-1] = {**self._env, "HEARTH_VALKEY_URL": mute_valkey_url}
+        self.histories = [ServiceProcess("services.history", directory, env) for env in envs]
         self.relays: list[ServiceProcess] = []
 
     @property

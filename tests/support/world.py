@@ -49,6 +49,8 @@ class World:
         self.conversations: list[Conversation] = []
         self.turns: list[Turn] = []
         self.followers: list[Follower] = []
+        # The ending whose answer speaks for an event that gets none of its own, by its id.
+        self.answered_with: dict[str, Append] = {}
         # What was done, for whoever has to understand a failure.
         self.story: list[str] = []
         self._target = target
@@ -153,18 +155,24 @@ class World:
 
     async def resend(self, which: int, replica: int, *, altered: bool) -> None:
         """An event that somebody sent already, or something else under its id."""
-        appends = self.recording.appends
-        if not appends:
-            return
-        append = appends[-1 - which % len(appends)]
-        event = event_pb2.Event()
-        event.CopyFrom(append.event)
-        if altered:
-            event.entity_id = f"{event.entity_id[:200]}x"
-        malformed = () if append.sound else (0,)
-        self._start(
-            f"resend {event.event_id}", self._history(replica).append(append.session, event, malformed=malformed)
-        )
+
+        async def act() -> None:
+            # The id of what was removed is forgotten, so nobody may send it again. Chosen here and now: from this
+            # moment on it is on its way, and is not removed.
+            forgotten = {item.event.event_id.lower() for each in self.conversations for item in each.gone.values()}
+            appends = [found for found in self.recording.appends if found.event.event_id.lower() not in forgotten]
+            if not appends:
+                return
+            append = appends[-1 - which % len(appends)]
+            event = event_pb2.Event()
+            event.CopyFrom(append.event)
+            if altered:
+                event.entity_id = f"{event.entity_id[:200]}x"
+            self.tell(f"{event.event_id} again")
+            malformed = () if append.sound else (0,)
+            await self._history(replica).append(append.session, event, malformed=malformed)
+
+        self._start("resend", act())
 
     async def end_wrongly(self, turn: int, replica: int, extra: int) -> None:
         """An ending by somebody else at the epoch of the writer: it counts too much, or with 0 it is accepted."""
@@ -215,12 +223,60 @@ class World:
         sent = [events.user_message("before"), bad, events.user_message("behind")]
         self._start("malformed", self._history(replica).append(conversation.key, *sent, malformed=(1,)))
 
+    # --- operators ---
+
+    async def mark_incomplete(self, turn: int, replica: int) -> None:
+        """Somebody says that an execution lacks output."""
+        found = self._turn(turn)
+        if found is not None:
+            reason = f"mark {next(self._names)}"
+            marking = self._history(replica).mark(found.key, found.execution.execution_id, reason)
+            self._start(f"{found}: {reason}", marking)
+
+    async def trim(self, session: int, replica: int, share: int) -> None:
+        """Old events are removed: a share (of 10) of what is settled in a session."""
+        conversation = self._conversation(session)
+
+        async def act() -> None:
+            client = Client(self._history_channels[replica % len(self._history_channels)])
+            try:
+                items = await self._kept(client, conversation)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OUT_OF_RANGE):
+                    raise
+                return
+            settled = self._settled(conversation, items)
+            going = settled[: len(settled) * (1 + share % 10) // 10]
+            if going:
+                conversation.gone.update((item.cursor.sequence, item) for item in going)
+                through = going[-1].cursor.sequence
+                self.tell(f"session {session % len(self.conversations)} is trimmed through {through}")
+                await self._history(replica).trim(conversation.key, through)
+
+        self._start("trim", act())
+
+    def _settled(self, conversation: Conversation, items: list[event_pb2.EventItem]) -> list[event_pb2.EventItem]:
+        """The first of `items` that nobody may send again: everybody has an answer, and their executions are over."""
+        open_ids = {
+            _id(append)
+            for append in self.recording.appends
+            if append.session == conversation.key and self.answered_with.get(_id(append), append).result is None
+        }
+        ended = {item.event.execution_id for item in items if item.event.type in ENDINGS}
+        settled = []
+        for item in items:
+            event = item.event
+            if event.event_id.lower() in open_ids or (runner(event) and event.execution_id not in ended):
+                break
+            settled.append(item)
+        return settled
+
     # --- readers ---
 
     async def join(self, session: int, replica: int, *, start: int, events_only: bool) -> None:
         """A reader from the first event (0), from the tail (1), or from somewhere that a reader has been (above)."""
         conversation = self._conversation(session)
-        cursors = [session_pb2.Cursor(), None, *self._cursors(conversation.key)]
+        cursors = [session_pb2.Cursor(), None, *self._edges(conversation)]
         after = cursors[start % len(cursors)]
         reader = StrictReader(
             self._relay_channels[replica % len(self._relay_channels)],
@@ -229,7 +285,7 @@ class World:
             tail=after is None,
             events_only=events_only,
         )
-        follower = Follower(conversation, reader, self._relay_channels, replica)
+        follower = Follower(conversation, reader, self._relay_channels, replica, self.recorder.tick)
         self.recording.readers.append(follower.record)
         self.followers.append(follower)
         follower.come()
@@ -278,6 +334,7 @@ class World:
                 follower.come()
             for number in range(len(self.conversations)):
                 await self._speak_and_be_heard(number)
+            await self._mark_again()
             for conversation in self.conversations:
                 log = self.recording.logs[conversation.key] = await self._log(conversation)
                 for follower in self.followers:
@@ -307,6 +364,15 @@ class World:
                 lost = events.Run(conversation.next_epoch(), execution_id).lost()
                 await self._until_answered(conversation.key, lost)
 
+    async def _mark_again(self) -> None:
+        """Every execution that was marked, once more: the answer shows what became of the first mark."""
+        marked = {(mark.session, mark.execution_id) for mark in self.recording.marks}
+        for key, execution_id in sorted(marked):
+            for replica in itertools.count():
+                if await self._history(replica).mark(key, execution_id, "marked again"):
+                    break
+                await asyncio.sleep(_PAUSE_SECONDS)
+
     async def _until_answered(self, key: Key, event: event_pb2.Event) -> history_pb2.AppendResult:
         for replica in itertools.count():
             results = await self._history(replica).append(key, event)
@@ -321,10 +387,10 @@ class World:
         for attempt in itertools.count():
             relay = self._relay_channels[attempt % len(self._relay_channels)]
             reader = StrictReader(relay, conversation.session, tail=True)
-            follower = Follower(conversation, reader, self._relay_channels, attempt)
+            follower = Follower(conversation, reader, self._relay_channels, attempt, self.recorder.tick)
             follower.come()
             await follower.is_ready()
-            await self.begin(session, attempt)
+            await self.begin(session, session + 1 + attempt)
             turn = self.turns[-1]
             turn.say(3)
             turn.complete()
@@ -347,12 +413,21 @@ class World:
         logs: list[Log] = []
         for channel in self._history_channels:
             client = Client(channel)
-            items = await self._patient(lambda client=client: client.read(conversation.session))  # type: ignore[misc]
+            items = await self._patient(lambda client=client: self._kept(client, conversation))  # type: ignore[misc]
             aside = await self._patient(lambda client=client: client.quarantined(conversation.session))  # type: ignore[misc]
             (head,) = await self._patient(lambda client=client: client.heads(conversation.session))  # type: ignore[misc]
-            logs.append(Log(items, aside, head))
+            first = head.oldest or head.head.sequence + 1
+            before = [conversation.gone[sequence] for sequence in range(1, first)]
+            logs.append(Log([*before, *items], aside, head, kept_from=first))
         assert all(log == logs[0] for log in logs), "replicas tell different logs"
         return logs[0]
+
+    async def _kept(self, client: Client, conversation: Conversation) -> list[event_pb2.EventItem]:
+        """What is kept of a log."""
+        (head,) = await client.heads(conversation.session)
+        oldest = head.oldest or head.head.sequence + 1
+        before = conversation.gone.get(oldest - 1)
+        return await client.read(conversation.session, after=before.cursor if before is not None else None)
 
     async def _patient(self, call: Callable[[], Coroutine[object, object, _T]]) -> _T:
         while True:
@@ -440,8 +515,20 @@ class World:
             for item in connection.events
         ]
 
+    def _edges(self, conversation: Conversation) -> list[session_pb2.Cursor]:
+        """Where readers have been, and a resume still can be; and one place from which it cannot."""
+        trimmed = max(conversation.gone, default=0)
+        cursors = self._cursors(conversation.key)
+        kept = [cursor for cursor in cursors if cursor.sequence >= trimmed]
+        edge = [conversation.gone[trimmed].cursor] if trimmed else []
+        return [*edge, *[cursor for cursor in cursors if cursor.sequence < trimmed][-1:], *kept]
+
     async def _channel(self, address: str) -> grpc.aio.Channel:
         return await self._stack.enter_async_context(self._target.channel(address))
+
+
+def _id(append: Append) -> str:
+    return append.event.event_id.lower()
 
 
 def _all_of(addresses: tuple[str, ...], first: int) -> str:

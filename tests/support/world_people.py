@@ -31,6 +31,8 @@ class Conversation:
         self.epoch = 0
         # Who writes, as far as the pool knows.
         self.current: Turn | None = None
+        # What was asked to be removed, by sequence.
+        self.gone: dict[int, event_pb2.EventItem] = {}
 
     def next_epoch(self) -> int:
         """The next one; given out once."""
@@ -129,7 +131,9 @@ class Turn:
         # What became of those before it is told to nobody; the log shows them.
         for earlier in before:
             self._world.recorder.sent(self.key, earlier, line=self._line)
-        self._world.promise(self._world.recorder.sent(self.key, event, line=self._line), future)
+        ending = self._world.recorder.sent(self.key, event, line=self._line)
+        self._world.answered_with.update((earlier.event_id.lower(), ending) for earlier in before)
+        self._world.promise(ending, future)
         self._world.tell(f"{self} ends")
 
     @property
@@ -157,10 +161,16 @@ class Follower:
     """A reader that comes back by itself, each time to another relay, until it leaves or is refused."""
 
     def __init__(
-        self, conversation: Conversation, reader: StrictReader, relays: list[grpc.aio.Channel], first: int
+        self,
+        conversation: Conversation,
+        reader: StrictReader,
+        relays: list[grpc.aio.Channel],
+        first: int,
+        tick: Callable[[], int],
     ) -> None:
         self.conversation = conversation
         self.reader = reader
+        self._tick = tick
         self.record = Reader(conversation.key, reader.recording)
         self._relays = relays
         self._next = first
@@ -191,10 +201,19 @@ class Follower:
             )
         )
 
+    @property
+    def expired(self) -> bool:
+        """Whether it was refused because what follows its cursor was removed."""
+        over = self._following is not None and self._following.done()
+        refusal = self.reader.recording[-1].refusal if over and self.reader.recording else None
+        return refusal is not None and refusal.reason == "CURSOR_EXPIRED"
+
     async def catches_up(self, sequence: int) -> None:
-        """Return when it has everything up to `sequence`; it then counts as caught up."""
-        await self._until(lambda: self.reader.cursor is not None and self.reader.cursor.sequence >= sequence)
-        self.record.caught_up = True
+        """Return when it has everything up to `sequence`; it then counts as caught up. Or when it never can."""
+        await self._until(
+            lambda: self.expired or (self.reader.cursor is not None and self.reader.cursor.sequence >= sequence)
+        )
+        self.record.caught_up = not self.expired
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -209,7 +228,9 @@ class Follower:
         while True:
             self.reader.use(self._relays[self._next % len(self._relays)])
             self._next += 1
+            began = self._tick()
             self.reader.connect()
+            self.reader.recording[-1].began = began
             await self.reader.over()
             error = self.reader.error
             if error is None or error.code() not in _PASSING:
