@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from services.chassis.auth import hash_token
 from tests.support.cli import Hearth, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -190,3 +191,40 @@ async def test_the_doctor_sees_a_sandbox_whose_holder_died(scratch: Path) -> Non
         assert sandbox["sandbox_id"] in told["findings"][0]["message"]
         assert (await hearth.run("sandboxes", "delete", sandbox["sandbox_id"])).code == 0
         assert (await hearth.run("doctor")).code == 0
+
+
+@pytest.mark.timeout(180)
+async def test_what_a_token_may_not_ask_is_left_out_and_said(scratch: Path) -> None:
+    tokens = {
+        "whole": {"name": "all", "project": "*", "scopes": ["read", "run", "admin", "internal"]},
+        "demo-admin": {"name": "ann", "project": "demo", "scopes": ["read", "run", "admin"]},
+        "demo-reader": {"name": "bob", "project": "demo", "scopes": ["read"]},
+    }
+    auth = scratch / "auth.json"
+    auth.write_text(json.dumps({hash_token(token): entry for token, entry in tokens.items()}))
+    async with running(scratch / ".hearth", {"HEARTH_AUTH_FILE": str(auth), "HEARTH_TOKEN": "whole"}) as hearth:
+        told = (await hearth.run("doctor", "--json")).json()
+        assert told["unchecked"] == {}
+        assert told["notes"] == []
+
+        ann = Hearth(hearth.root, {"HEARTH_TOKEN": "demo-admin"})
+        told = (await ann.run("doctor", "--json")).json()
+        assert list(told["unchecked"]) == ["unknown instances"]
+        assert "PROJECT_DENIED" in told["unchecked"]["unknown instances"]
+        assert told["usage"] is not None
+        refused = await ann.run("sandboxes", "reap")
+        assert refused.code == 4
+        assert "PROJECT_DENIED" in refused.stderr
+
+        bob = Hearth(hearth.root, {"HEARTH_TOKEN": "demo-reader"})
+        told = (await bob.run("doctor", "--json")).json()
+        assert set(told["unchecked"]) == {
+            "pool stats",
+            "replicas",
+            "entries",
+            "unknown instances",
+            "usage",
+            "sandboxes",
+        }
+        for command in (("pool", "stats"), ("sandboxes", "list")):
+            assert (await bob.run(*command)).code == 4

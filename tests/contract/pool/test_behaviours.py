@@ -18,9 +18,19 @@ from hearth.client import Addresses, Client
 from hearth.pool.v1 import pool_service_pb2
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
-from hearth.types.v1 import event_pb2, session_pb2
+from hearth.types.v1 import content_pb2, event_pb2, session_pb2
 from services.pool.sealing import new_key
-from tests.contract.pool.house import Backend, House, agent_text, eventually, frozen, is_ending, key, summary
+from tests.contract.pool.house import (
+    Backend,
+    House,
+    agent_text,
+    eventually,
+    frozen,
+    is_ending,
+    key,
+    summary,
+    text_content,
+)
 from tests.contract.pool.refusals import refused
 from tests.support.servers import Servers
 
@@ -303,6 +313,21 @@ async def test_w_e03_epochs_count_turns_however_they_are_got_and_each_has_one_en
     events = await backend.events(session)
     endings = [event.execution_id for event in events if is_ending(event, event.execution_id)]
     assert len(endings) == len(set(endings)) == 4
+
+
+async def test_w_c09_text_alone_and_media_alone_are_messages_and_nothing_is_none(backend: Backend) -> None:
+    media = content_pb2.ContentPart(inline_media=content_pb2.InlineMediaPart(media_type="image/png", data=b"png"))
+    session = key()
+    for content in ([media], text_content("hello")):
+        request = calls.SendInputRequest(session=session, request_id=str(uuid.uuid4()), content=content)
+        sent = await backend.sessions.SendInput(request, timeout=20)
+        ending = await backend.ending(session, sent.started.execution.execution_id)
+        assert ending.HasField("execution_completed")
+    for empty in ([], text_content(""), text_content(" \n\t")):
+        request = calls.SendInputRequest(session=session, request_id=str(uuid.uuid4()), content=empty)
+        error = await refused(backend.sessions.SendInput(request, timeout=20))
+        assert error.reason == "INVALID_FIELD"
+    assert (await backend.session(session)).epoch == 2
 
 
 async def test_w_d02_tools_are_part_of_the_conversation_and_answers_are_not(backend: Backend) -> None:
