@@ -13,6 +13,7 @@ from hearth.sandbox.v1 import sandbox_pb2
 from hearth.types.v1 import session_pb2
 
 _MICRO = 1_000_000
+_SMALLEST = 0.0001
 
 _V = TypeVar("_V", bound=int)
 
@@ -72,6 +73,8 @@ def since(moment: datetime, now: datetime) -> str:
 def dollars(micro: int) -> str:
     """Millionths of a US dollar as `$1.25`, with the digits that a small amount needs."""
     amount = micro / _MICRO
+    if 0 < amount < _SMALLEST:
+        return f"under ${_SMALLEST:.4f}"
     return f"${amount:.2f}" if amount >= 1 or amount == 0 else f"${amount:.4f}"
 
 

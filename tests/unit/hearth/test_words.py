@@ -35,7 +35,8 @@ def test_a_clock_that_is_behind_is_no_time_ago() -> None:
 
 
 @pytest.mark.parametrize(
-    ("micro", "text"), [(0, "$0.00"), (170_000, "$0.1700"), (900, "$0.0009"), (3_400_000, "$3.40")]
+    ("micro", "text"),
+    [(0, "$0.00"), (170_000, "$0.1700"), (900, "$0.0009"), (99, "under $0.0001"), (3_400_000, "$3.40")],
 )
 def test_dollars(micro: int, text: str) -> None:
     assert words.dollars(micro) == text
