@@ -15,6 +15,7 @@ from typing import Any
 from hearth.pool.v1 import pool_service_pb2_grpc, replica_service_pb2_grpc
 from hearth.producer import Producer, ProducerLimits
 from hearth.session.v1 import session_service_pb2_grpc
+from services.chassis import crashpoints
 from services.chassis.calls import open_channel
 from services.chassis.errors import HearthError
 from services.chassis.interceptors import shutting_down
@@ -38,6 +39,7 @@ from services.pool.turns.sandboxes import Sandboxes
 from services.pool.warnings import warnings
 
 logger = logging.getLogger(__name__)
+crashpoint = crashpoints.declare("pool", "shutdown.turns_ended", "shutdown.flushed")
 
 # Of the time that a process has to end: turns may finish, then they are ended; then what waits is told. The rest is
 # for letting idle agents go.
@@ -147,9 +149,11 @@ def _end_in_order(app: App[PoolSettings], parts: Parts, producer: Producer) -> N
         if not await parts.driver.idle(grace * _FINISH_PART):
             parts.driver.cancel_turns()
             await parts.driver.idle(grace * _CANCEL_PART)
+        crashpoint("shutdown.turns_ended")
 
     async def flush() -> None:
         await producer.close(grace * _FLUSH_PART)
+        crashpoint("shutdown.flushed")
 
     async def release() -> None:
         await parts.entries.close_all()

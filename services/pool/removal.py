@@ -12,6 +12,7 @@ import logging
 from datetime import datetime
 
 from hearth.sandbox.v1 import sandbox_pb2
+from services.chassis import crashpoints
 from services.chassis.clock import Clock
 from services.chassis.errors import HearthError
 from services.pool.control.commands import Commands
@@ -25,6 +26,9 @@ from services.pool.turns.sandboxes import Sandboxes
 from services.pool.warm.entries import Entries
 
 logger = logging.getLogger(__name__)
+crashpoint = crashpoints.declare(
+    "pool", "kill.committed", "delete.committed", "delete.workspace_deleted", "delete.log_deleted"
+)
 
 # How long a Kill waits for its ending to be in the log before it answers all the same.
 _TOLD_SECONDS = 2.0
@@ -59,6 +63,7 @@ class Removal:
     async def kill(self, key: Key, request_id: str, fingerprint: bytes) -> None:
         """End whatever runs, empty the queue and delete the sandbox. Repeating it is safe."""
         epoch = await self._commands.kill(key, request_id, fingerprint)
+        crashpoint("kill.committed")
         told = self._outbox.told(key)
         await self._without_agent(key, epoch)
         try:
@@ -77,6 +82,7 @@ class Removal:
                 await self._commands.kill_in(changing, await changing.view(), reason="delete")
                 changing.change(deleted_at=self._now())
             epoch = changing.session.epoch
+        crashpoint("delete.committed")
         self._changed(key)
         await self.purge(key, epoch)
 
@@ -84,7 +90,9 @@ class Removal:
         """Do what a deletion that was accepted asks for; the tombstone stays."""
         await self._without_agent(key, epoch)
         await self._sandboxes.delete_workspace(key, Claim(epoch, 0))
+        crashpoint("delete.workspace_deleted")
         await self._log.delete(key)
+        crashpoint("delete.log_deleted")
         await self._store.purge(key)
         logger.info("session deleted", extra={"session": str(key)})
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import content_pb2
+from services.chassis import crashpoints
 from services.chassis.clock import Clock, Ids
 from services.chassis.errors import FailedPrecondition, HearthError, NotFound
 from services.pool.attachments import Attachment, NewAttachment, named, resolved
@@ -16,6 +17,8 @@ from services.pool.control.admission import OnBusy
 from services.pool.credentials import bindings, refusal
 from services.pool.rows import Execution, Fact, Input, InputState, Key
 from services.pool.store import Changed, PickedUp, Store
+
+crashpoint = crashpoints.declare("pool", "admit.committed")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -151,6 +154,7 @@ class Inputs:
             content = resolved("content", new.content, await changing.attachments(named(new.content)))
             new = dataclasses.replace(new, content=content)
             sent = await self._store_input(changing, new, decision)
+        crashpoint("admit.committed")
         self._changed(new.key, admitted_at=new.received_at)
         return sent
 

@@ -10,6 +10,7 @@ from hearth.history.v1 import history_pb2
 from hearth.producer import ExecutionWriter, WriterRefused
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import content_pb2, event_pb2
+from services.chassis import crashpoints
 from services.chassis.clock import derived_id
 from services.pool.control import facts, gates
 from services.pool.control.commands import CLAIM_LEASE
@@ -37,6 +38,7 @@ from services.pool.turns.stages import Stages
 from services.pool.turns.verdicts import Answer, Asked
 
 logger = logging.getLogger(__name__)
+crashpoint = crashpoints.declare("pool", "prompt.sending", "prompt.sent")
 
 
 class Conversation:
@@ -90,6 +92,7 @@ class Conversation:
         """Ask, and follow the agent to the end of its turn. Raises `Fenced` when somebody else has the session now."""
         harness = ready.live.harness
         self._began = self.prompted_at = self._room.clock.monotonic()
+        crashpoint("prompt.sending")
         try:
             run = await harness.prompt(
                 self._prompt(ready.transcript),
@@ -98,6 +101,7 @@ class Conversation:
             )
         except HarnessError as error:
             return self._harness_failed(error)
+        crashpoint("prompt.sent")
         # From here on: what came before has times of its own.
         limits = LimitWatch(self._room.settings.limits.with_spec(self._spec.limits), self._room.clock)
         following = asyncio.create_task(self._follow(harness, run, limits))

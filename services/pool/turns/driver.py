@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from hearth.sandbox.v1 import sandbox_pb2
+from services.chassis import crashpoints
 from services.pool.rows import Key
 from services.pool.store import PickedUp
 from services.pool.turns.persistence import until_it_lands
@@ -20,6 +21,7 @@ from services.pool.turns.room import TurnRoom
 from services.pool.turns.turn import Turn
 
 logger = logging.getLogger(__name__)
+crashpoint = crashpoints.declare("pool", "drive.picked_up")
 
 
 @dataclasses.dataclass(slots=True)
@@ -130,6 +132,7 @@ class Driver:
             logger.exception("driving failed", extra={"session": str(key)})
         finally:
             lane.turn = None
+                    crashpoint("drive.picked_up")
             if self._lanes.get(key) is lane:
                 del self._lanes[key]
             if (picked := lane.picked) is not None:

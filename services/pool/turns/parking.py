@@ -6,7 +6,7 @@ import logging
 from typing import TypeAlias
 
 from hearth.sandbox.v1 import sandbox_pb2
-from services.chassis import telemetry
+from services.chassis import crashpoints, telemetry
 from services.chassis.clock import Clock
 from services.chassis.errors import HearthError
 from services.pool.harness.port import HarnessError
@@ -17,6 +17,7 @@ from services.pool.turns.sandboxes import Sandboxes
 from services.pool.warm.entries import Entries, Entry
 
 logger = logging.getLogger(__name__)
+crashpoint = crashpoints.declare("pool", "park.releasing", "park.released", "close.agent_closed", "close.released")
 
 Reason: TypeAlias = "sandbox_pb2.ReleaseReason.ValueType"
 
@@ -28,8 +29,10 @@ async def close_agent(sandboxes: Sandboxes, entry: Entry, reason: Reason) -> Non
             await entry.live.harness.close()
         except HarnessError as error:
             logger.info("agent session was not closed", extra={"session": str(entry.key), "reason": error.reason})
+    crashpoint("close.agent_closed")
     try:
         await sandboxes.release(entry.key, entry.claim, reason)
+        crashpoint("close.released")
     except HearthError as error:
         logger.warning("sandbox was not released", extra={"session": str(entry.key), "reason": error.reason})
         if error.reason != "FENCED":
@@ -78,6 +81,7 @@ class Parking:
             logger.warning("agent was not parked", extra={"session": str(entry.key), "reason": error.reason})
             await self._entries.close(entry, sandbox_pb2.RELEASE_REASON_FAILED_TURN)
             return
+        crashpoint("park.releasing")
         try:
             disposition = await self._sandboxes.release(entry.key, entry.claim, reason)
         except HearthError as error:
@@ -88,6 +92,7 @@ class Parking:
                 # Whether it was parked is not known. Its disk is good, so what is left of it is stopped.
                 await self._entries.close(entry, sandbox_pb2.RELEASE_REASON_IDLE_EXPIRED)
             return
+        crashpoint("park.released")
         if disposition != sandbox_pb2.DISPOSITION_PARKED:
             # There was no place for one more, and its sandbox is stopped or gone.
             await self._entries.close(entry, sandbox_pb2.RELEASE_REASON_IDLE_EXPIRED)

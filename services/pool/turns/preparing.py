@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from hearth.sandbox.v1 import sandbox_pb2
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import content_pb2, event_pb2
-from services.chassis import telemetry
+from services.chassis import crashpoints, telemetry
 from services.chassis.errors import FailedPrecondition, HearthError
 from services.pool import attachments, credentials
 from services.pool.control.inputs import content_of
@@ -35,6 +35,9 @@ from services.pool.warm.entries import Entry, Live
 from services.pool.warm.transcripts import Transcript
 
 logger = logging.getLogger(__name__)
+crashpoint = crashpoints.declare(
+    "pool", "prepare.checked_out", "prepare.reserved", "prepare.acquired", "prepare.opened"
+)
 
 _LOG_RETRY_SECONDS = 1.0
 # Events that count for the identity of a conversation.
@@ -114,10 +117,12 @@ class Preparation:
             await self._begin()
         if self.entry is None:
             self.entry = await self._room.entries.reserve(self._key, claim)
+            crashpoint("prepare.reserved")
         entry = self.entry
         # Before the call: whoever cleans up after a call that was cut off closes this claim.
         entry.claim = claim
         acquired = await self._acquire(entry, claim)
+        crashpoint("prepare.acquired")
         live = entry.live
         if live is not None:
             same = acquired.how == "attached" and live.sandbox_id == acquired.sandbox_id
@@ -160,6 +165,8 @@ class Preparation:
         entry = self.entry = self._room.entries.checkout(self._key)
         if entry is None:
             self._room.stats.missed("not-kept" if self._picked.ended_execution_id else "first-turn")
+        else:
+            crashpoint("prepare.checked_out")
         try:
             self._given = await self._what_it_is_given()
         except TurnFailed as failed:
@@ -251,6 +258,7 @@ class Preparation:
         with self._stages.stage("open") as stage:
             harness = await self._open_session(entry, acquired)
             stage.how = "load" if harness.loaded else "new"
+        crashpoint("prepare.opened")
         entry.live = live = Live(
             harness,
             acquired.sandbox_id,

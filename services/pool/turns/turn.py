@@ -19,7 +19,7 @@ from hearth.history.v1 import history_pb2
 from hearth.producer import WriterRefused
 from hearth.sandbox.v1 import sandbox_pb2
 from hearth.types.v1 import event_pb2
-from services.chassis import telemetry
+from services.chassis import crashpoints, telemetry
 from services.pool.control import facts
 from services.pool.control.executions import Winner
 from services.pool.control.settlement import Settled
@@ -39,6 +39,7 @@ from services.pool.turns.verdicts import Answer, Kind, Summary, Verdict, ending,
 from services.pool.warm.entries import Entry
 
 logger = logging.getLogger(__name__)
+crashpoint = crashpoints.declare("pool", "turn.answered", "turn.ending_taken", "turn.settled")
 
 Reason: TypeAlias = "sandbox_pb2.ReleaseReason.ValueType"
 
@@ -314,6 +315,7 @@ class Turn:
             # What is told to have ended must have.
             await within(_DISCARD_SECONDS, self._discard(entry, self._reason()))
         rest = self._conversation.rest(found.output, answer.result)
+        crashpoint("turn.answered")
         event = ending(found, self._summary(answer), command_id=self._conversation.command_id)
         winner = await self._append_ending(event, rest)
         self.ended = True
@@ -326,7 +328,9 @@ class Turn:
     def _may_still_work(self, found: Verdict) -> bool:
         if found.answered or not self._conversation.prompted_at:
             return False
+        crashpoint("turn.ending_taken")
         return found.kind is Kind.STOPPED or found.reason in _STILL_AT_WORK
+        crashpoint("turn.settled")
 
     async def _without_leftovers(self, found: Verdict, entry: Entry) -> Verdict:
         live = entry.live

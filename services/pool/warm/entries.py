@@ -17,12 +17,14 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from hearth.sandbox.v1 import sandbox_pb2
+from services.chassis import crashpoints
 from services.chassis.clock import Clock, Ids
 from services.pool.credentials import NOTHING, Given
 from services.pool.harness.port import HarnessError, HarnessSession
 from services.pool.rows import Claim, Key
 
 logger = logging.getLogger(__name__)
+crashpoint = crashpoints.declare("pool", "close.begun")
 
 Reason: TypeAlias = "sandbox_pb2.ReleaseReason.ValueType"
 
@@ -245,6 +247,7 @@ class Entries:
             self.drop(entry)
 
     async def _closed(self, entry: Entry, reason: Reason) -> None:
+        crashpoint("close.begun")
         try:
             await self._close(entry, reason)
         except Exception:
