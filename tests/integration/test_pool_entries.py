@@ -81,7 +81,7 @@ class Recorded:
 async def recorded_house(servers: Servers, **env: str) -> AsyncIterator[Recorded]:
     """Services of their own, with the recorder before their sandbox service."""
     dsn = servers.create_database()
-    agents = {"other": {"command": SCRIPTED}, "broken": {"command": ["false"]}}
+    agents = {"other": {"command": SCRIPTED, "env": {"MODEL_KEY": "for all"}}, "broken": {"command": ["false"]}}
     house = House(
         servers.scratch(),
         dsn,
@@ -203,6 +203,15 @@ async def test_w_d04_w_d11_w_p19_what_does_not_fit_is_closed_first_with_its_reas
     assert summary(second).how == how
     assert agent_of(second) != agent_of(first)
     assert "Ada" in agent_text(await shared.backend.events(session), second.execution_id)
+
+
+async def test_a_credential_goes_before_what_the_deployment_says_for_all(shared: Recorded) -> None:
+    session = key()
+    await put(shared, session.session, "for this one")
+    own = await shared.backend.run(session, "hello", spec=with_key(session, agent="other"))
+    of_all = await shared.backend.run(key(), "hello", spec=sessions.SessionSpec(agent="other"))
+    assert psutil.Process(agent_of(own)).environ()["MODEL_KEY"] == "for this one"
+    assert psutil.Process(agent_of(of_all)).environ()["MODEL_KEY"] == "for all"
 
 
 async def test_a_turn_that_never_reached_the_agent_makes_it_unfit(shared: Recorded) -> None:

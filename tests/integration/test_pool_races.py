@@ -9,6 +9,7 @@ import random
 import uuid
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -16,8 +17,9 @@ from hearth.pool.v1 import pool_service_pb2
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import event_pb2, session_pb2
-from tests.contract.pool.house import ENDINGS, eventually, key, summary
-from tests.integration.test_pool_entries import Recorded, recorded_house
+from tests.contract.pool.house import ENDINGS, agent_text, eventually, key, summary
+from tests.contract.pool.test_attachments import path_of, put
+from tests.integration.test_pool_entries import Recorded, agent_of, recorded_house
 from tests.support.servers import Servers
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -157,6 +159,39 @@ async def test_a_kill_while_the_agent_is_parked_leaves_none(here: Recorded) -> N
         return (session.project, session.session) not in await here.entries()
 
     await eventually(forgotten)
+
+
+@pytest.mark.parametrize("with_file", [False, True], ids=["prompt", "file"])
+async def test_w_d10_a_daemon_that_dies_between_acquire_and_prompt_costs_a_cold_start(
+    here: Recorded, with_file: bool
+) -> None:
+    session = key()
+    first = await here.backend.run(session, "remember my name is Ada")
+    files = [await put(here.backend, session, b"a file")] if with_file else []
+    await here.backend.idle_entry(session)
+
+    async def die() -> None:
+        agent = psutil.Process(agent_of(first))
+        daemon = agent.parent()
+        assert daemon is not None
+        daemon.kill()
+        agent.kill()
+
+        async def dead() -> bool:
+            return all(not one.is_running() or one.status() == psutil.STATUS_ZOMBIE for one in (daemon, agent))
+
+        await eventually(dead)
+
+    here.recorder.after_acquire[session.project, session.session] = die
+    second = await here.backend.run(session, "what is my name?", files=files)
+    assert second.HasField("execution_completed")
+    assert summary(second).how == "cold"
+    await here.until_told(
+        session, "Acquire", "Release CLEAN_TURN", "Acquire", "Release FAILED_TURN", "Acquire", "Release CLEAN_TURN"
+    )
+    if files:
+        third = await here.backend.run(session, f"read {path_of(files[0])}")
+        assert "a file" in agent_text(await here.backend.events(session), third.execution_id)
 
 
 @pytest_asyncio.fixture(loop_scope="module")

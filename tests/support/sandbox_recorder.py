@@ -42,6 +42,7 @@ class SandboxRecorder(sandbox_service_pb2_grpc.SandboxServiceServicer):
         self._number = 0
         self._held: dict[str, asyncio.Event] = {}
         # Sessions whose claims do not stand any more, whatever the service says, and what is answered for them.
+        self.after_acquire: dict[tuple[str, str], Callable[[], Awaitable[None]]] = {}
         self.lost: dict[tuple[str, str], sandbox_pb2.RenewalOutcome.ValueType] = {}
         self.calls: list[Call] = []
 
@@ -94,6 +95,9 @@ class SandboxRecorder(sandbox_service_pb2_grpc.SandboxServiceServicer):
             if method in self._held:
                 await self._held[method].wait()
             call.answer = await real(request, timeout=context.time_remaining())
+            if method == "Acquire" and (key.project, key.session) in self.after_acquire:
+                # What happens between the answer and its arrival.
+                await self.after_acquire.pop((key.project, key.session))()
         except grpc.aio.AioRpcError as error:
             # With its details, which say why.
             context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))

@@ -46,6 +46,8 @@ Reason: TypeAlias = "sandbox_pb2.ReleaseReason.ValueType"
 # How long a start waits for history before that wait no longer counts as a try.
 _SHORT_WAIT = 2.0
 _ASK_AGAIN = 1.0
+# How long the way to a kept agent may take to open; then it costs a cold start.
+_RESUME_SECONDS = 5.0
 # How often an agent is got ready whose sandbox is gone before it was asked.
 _ATTEMPTS = 3
 # How long an ending waits for an agent that may still work to be done away with.
@@ -235,7 +237,12 @@ class Turn:
         """Whether the agent can be asked; one that was kept and cannot be reached any more is closed."""
         assert self._resuming is not None
         try:
-            await self._resuming
+            # A stream that is opened to a daemon that is gone is tried for long: a new agent is there sooner.
+            async with asyncio.timeout(_RESUME_SECONDS):
+                await asyncio.shield(self._resuming)
+        except TimeoutError:
+            await self._start_over(ready.entry, "continuation", "HARNESS_UNREACHABLE")
+            return False
         except HarnessError as error:
             await self._start_over(ready.entry, "continuation", error.reason)
             return False

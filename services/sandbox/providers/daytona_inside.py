@@ -174,7 +174,7 @@ def variables(request: DaemonRequest, workspace: str, command: Sequence[str]) ->
     if _takes_agents(command):
         own[AGENTS] = json.dumps(
             {
-                name: {"command": list(agent.command), "env": {**agent.env, **request.env}, "cwd": workspace}
+                name: {"command": list(agent.command), "env": request.variables_of(agent), "cwd": workspace}
                 for name, agent in request.agents.items()
             }
         )

@@ -249,7 +249,7 @@ class LocalProvider:
         write_private(directory / "token", daemon.token + "\n")
         workspace = self._make_workspace(daemon.key)
         agents = {
-            name: {"command": list(agent.command), "env": {**agent.env, **daemon.env}, "cwd": str(workspace)}
+            name: {"command": list(agent.command), "env": daemon.variables_of(agent), "cwd": str(workspace)}
             for name, agent in daemon.agents.items()
         }
         write_private(directory / "agents.json", json.dumps(agents))

@@ -114,6 +114,11 @@ class DaemonRequest:
     secrets: Mapping[str, str] = field(repr=False)
     agent: str = ""
 
+    def variables_of(self, agent: AgentCommand) -> dict[str, str]:
+        """What an agent is given beside its secrets, which go before what the deployment says for all."""
+        given = {**agent.env, **self.env}
+        return {name: value for name, value in given.items() if name not in self.secrets}
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
