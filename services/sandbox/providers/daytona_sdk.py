@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from daytona import (
     AsyncDaytona,
@@ -52,7 +52,7 @@ class Sdk:
         """Must be called in a running loop: the SDK opens its channel for events at once."""
         self._options = options
         self._clock = clock
-        # All that it could otherwise read from a `.env` in the working directory is given.
+        self._closed = False
         self._client = AsyncDaytona(
             DaytonaConfig(
                 api_key=options.api_key,
@@ -62,6 +62,8 @@ class Sdk:
                 use_deprecated_polling=False,
             )
         )
+        # Else it takes one from the environment, or from a `.env` in the working directory.
+        self._client._target = options.target or None
         self._handles: OrderedDict[str, AsyncSandbox] = OrderedDict()
 
     async def create(self, making: Making, seconds: float) -> Seen:
@@ -166,13 +168,23 @@ class Sdk:
         await self._call("volume", Subject.VOLUME, self._options.call_seconds, self._client.volume.create(name))
 
     async def close(self) -> None:
-        """Let go of connections. Nothing may be called after it: the SDK would open them again."""
+        """Let go of connections."""
+        self._closed = True
         self._handles.clear()
         await self._client.close()  # type: ignore[no-untyped-call]
 
     async def _call(
-        self, doing: str, subject: Subject, seconds: float, work: Awaitable[_T], *, secrets: Sequence[str] = ()
+        self,
+        doing: str,
+        subject: Subject,
+        seconds: float,
+        work: Coroutine[Any, Any, _T],
+        *,
+        secrets: Sequence[str] = (),
     ) -> _T:
+        if self._closed:
+            work.close()  # else the SDK would open new connections, and nobody would close them
+            raise ProviderError(f"{doing}: the connection to Daytona is closed")
         task = asyncio.current_task()
         assert task is not None
         cancels = task.cancelling()
@@ -213,8 +225,7 @@ class Sdk:
 
     def _kept(self, handle: AsyncSandbox) -> Seen:
         """Remember it by its id, and tell what it shows. Not by name: names are given again."""
-        known = self._handles.get(handle.id)
-        if known is None or not known.toolbox_proxy_url:
+        if handle.id not in self._handles or handle.toolbox_proxy_url:
             self._handles[handle.id] = handle
         self._handles.move_to_end(handle.id)
         if len(self._handles) > _MOST_HANDLES:

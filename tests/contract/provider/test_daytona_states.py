@@ -10,7 +10,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 from daytona import AsyncDaytona, AsyncSandbox, DaytonaConfig
+from daytona._utils import otel_decorator
 from daytona_api_client_async import SandboxState
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from services.sandbox.providers import daytona_sdk
 from services.sandbox.providers.port import InstanceNotFound, InstanceState, ProviderError, ProviderUnavailable
@@ -187,17 +191,19 @@ async def test_one_that_breaks_on_the_way_is_told_and_can_be_deleted(
 
 @pytest.mark.parametrize("call", ["stop", "start", "delete"])
 async def test_w_r01_one_that_is_stuck_is_told_in_time_and_done_once_it_goes_on(
-    at_daytona: Place, stand_in: RunningStandIn, call: str
+    at_daytona: Place, stand_in: RunningStandIn, scratch: Path, call: str
 ) -> None:
     instance = await at_daytona.create()
     if call == "start":
         await at_daytona.provider.stop(instance.provider_id)
     stand_in.faults.add(Fault(call, Kind.STUCK, times=1))
-    work = getattr(at_daytona.provider, call)
+    limits = {f"{name}_seconds": 1.5 for name in ("start", "stop", "delete")}
+    hasty = await connect(stand_in, scratch, slice_seconds=1.0, **limits)
     with pytest.raises(ProviderUnavailable, match=r"stays|not seen gone"):
-        await asyncio.wait_for(work(instance.provider_id), 20)
+        await asyncio.wait_for(getattr(hasty, call)(instance.provider_id), 20)
+    await hasty.close()
     stand_in.release()
-    await work(instance.provider_id)
+    await getattr(at_daytona.provider, call)(instance.provider_id)
     wanted = {"stop": InstanceState.STOPPED, "start": InstanceState.RUNNING, "delete": None}[call]
     assert await at_daytona.state(instance) is wanted
 
@@ -321,6 +327,50 @@ async def test_what_was_last_heard_may_be_wrong(at_daytona: Place, stand_in: Run
     with pytest.raises(InstanceNotFound):
         await at_daytona.provider.start(instance.provider_id)
     await other.close()
+
+
+async def test_nothing_is_opened_again_after_the_end(
+    at_daytona: Place, stand_in: RunningStandIn, scratch: Path
+) -> None:
+    instance = await at_daytona.create()
+    other = await connect(stand_in, scratch)
+    await other.get(instance.provider_id)
+    await other.close()
+    await other.close()
+    calls = len(stand_in.log.of("call"))
+    for work in (other.get(instance.provider_id), other.get(instance.name), other.list({})):
+        with pytest.raises(ProviderError, match="closed"):
+            await work
+    assert len(stand_in.log.of("call")) == calls
+
+
+async def test_a_file_in_the_working_directory_changes_nothing(
+    stand_in: RunningStandIn, scratch: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scratch / ".env").write_text("DAYTONA_API_KEY=theirs\nDAYTONA_TARGET=theirs\n")
+    monkeypatch.setenv("DAYTONA_TARGET", "theirs")
+    monkeypatch.setenv("DAYTONA_API_KEY", "theirs")
+    monkeypatch.chdir(scratch)
+    place = Place(await connect(stand_in, scratch, call_seconds=5.0), http)
+    made = await place.create()
+    assert stand_in.sandbox(made.provider_id).wanted.target == "us"
+    await place.clear()
+    await place.provider.close()
+
+
+async def test_spans_of_the_sdk_lie_below_ours(at_daytona: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = InMemorySpanExporter()
+    tracing = TracerProvider()
+    tracing.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = tracing.get_tracer("test")
+    monkeypatch.setattr(otel_decorator, "_tracer", tracer)
+    with tracer.start_as_current_span("ours") as ours:
+        await at_daytona.create()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    created = spans["AsyncDaytona.create"]
+    assert created.parent is not None
+    assert created.parent.span_id == ours.get_span_context().span_id
+    assert {span.context.trace_id for span in spans.values() if span.context} == {ours.get_span_context().trace_id}
 
 
 async def test_a_cancelled_call_is_cancelled_also_where_the_sdk_would_answer(

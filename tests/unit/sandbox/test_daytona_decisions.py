@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -238,3 +239,9 @@ def test_a_session_is_two_names_of_a_path(key: tuple[str, str], path: str) -> No
 
 def test_options_do_not_show_the_key() -> None:
     assert "dtn_key" not in repr(DaytonaOptions(api_url="u", api_key="dtn_key"))
+
+
+def test_the_sdk_is_loaded_only_where_the_provider_is_on() -> None:
+    script = "import services.sandbox.__main__, sys; print('daytona' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "False"
