@@ -239,3 +239,23 @@ async def test_a_file_that_cannot_be_written_fails_its_turn_before_the_agent_is_
     assert summary(failed).sandbox_id != summary(first).sandbox_id
     after = await backend.run(session, "what is my name?")
     assert "Ada" in agent_text(await backend.events(session), after.execution_id)
+
+
+async def test_a_session_that_holds_nothing_but_files_can_be_looked_at_and_deleted(backend: Backend) -> None:
+    session = key()
+    file = await put(backend, session, b"x")
+    found = await backend.session(session)
+    assert (found.epoch, found.HasField("execution"), found.queued_inputs) == (0, False, 0)
+    # A refused message leaves the files, and no execution.
+    assert (await refused(backend.send(session, "  "))).reason == "INVALID_FIELD"
+    await backend.sessions.DeleteSession(calls.DeleteSessionRequest(session=session, request_id="d"), timeout=20)
+    assert (await refused(backend.send(session, "hello", files=[file]))).reason == "SESSION_DELETED"
+
+
+async def test_a_file_that_is_named_twice_is_one(backend: Backend) -> None:
+    session = key()
+    file = await put(backend, session, b"twice")
+    ending = await backend.run(session, f"read {path_of(file)}", files=[file, file])
+    said = agent_text(await backend.events(session), ending.execution_id)
+    assert "twice" in said
+    assert said.count("[resource_link") == 2
