@@ -10,6 +10,9 @@ They are off unless `HEARTH_CRASH_POINT` is set when the process starts, and a p
 form is `NAME[@N][=kill|=stop]`, several separated by commas: at the N-th passage (default: the first) the process gets
 SIGKILL (default) or SIGSTOP. What happened is on stderr, so that a test can tell it from any other end.
 
+`@/PATH` takes the points from that file, which is looked at at every passage: so a test can aim at a process that has
+been running for a while. No file is none of them; one that was replaced counts passages from then on.
+
 `declared` lists the points of a service once its modules are imported; a test that walks over them fails for one that
 it cannot reach.
 """
@@ -43,6 +46,28 @@ class _Armed:
             os.kill(os.getpid(), number)
 
 
+class _Aimed(_Armed):
+    """The same by a file that changes."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__({})
+        self._path = path
+        self._version: tuple[int, int] | None = None
+
+    def pass_by(self, name: str) -> None:
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                found = os.fstat(file.fileno())
+                text = file.read()
+        except FileNotFoundError:
+            self._version = None
+            return
+        version = (found.st_ino, found.st_mtime_ns)
+        if version != self._version:
+            self._version, self._plan, self._passed = version, parse(text), {}
+        super().pass_by(name)
+
+
 def parse(text: str) -> dict[str, tuple[int, signal.Signals]]:
     """Points by name: the passage that counts, the signal. Raises ValueError for what has another form."""
     plan = {}
@@ -56,7 +81,15 @@ def parse(text: str) -> dict[str, tuple[int, signal.Signals]]:
 
 
 _declared: dict[str, dict[str, None]] = {}
-_armed: _Armed | None = _Armed(parse(os.environ[VARIABLE])) if os.environ.get(VARIABLE) else None
+
+
+def _from_environment(text: str) -> _Armed | None:
+    if text.startswith("@/"):
+        return _Aimed(text.removeprefix("@"))
+    return _Armed(parse(text)) if text else None
+
+
+_armed = _from_environment(os.environ.get(VARIABLE, ""))
 
 
 def declare(service: str, *names: str) -> Callable[[str], None]:

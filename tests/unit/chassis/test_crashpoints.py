@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,14 @@ for number in range(5):
     crashpoint("one")
     print(number, flush=True)
 crashpoint("two")
+"""
+# The same, one passage for each line that it reads.
+ASKING = """
+from services.chassis import crashpoints
+crashpoint = crashpoints.declare("some", "one", "other")
+while input() == "":
+    crashpoint("one")
+    print(flush=True)
 """
 
 
@@ -70,3 +79,31 @@ def test_points_are_declared_once_and_enumerable() -> None:
         crashpoints.declare("tests", "b")
     with pytest.raises(KeyError):
         point("c")
+
+
+def test_a_file_aims_at_a_process_that_runs(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    environment = {**os.environ, crashpoints.VARIABLE: f"@{plan}"}
+    program = [sys.executable, "-c", ASKING]
+    with subprocess.Popen(program, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        asks, answers = process.stdin, process.stdout
+        assert asks is not None
+        assert answers is not None
+
+        def passes() -> bool:
+            asks.write(b"\n")
+            asks.flush()
+            return bool(answers.readline())
+
+        assert passes()
+        for text in ("some.other", "some.one@3"):
+            (tmp_path / "draft").write_text(text)
+            (tmp_path / "draft").rename(plan)
+            # Those that were counted before do not count.
+            assert passes()
+            assert passes()
+        plan.unlink()
+        assert passes()
+        plan.write_text("some.one")
+        assert not passes()
+        assert process.wait(30) == -signal.SIGKILL
