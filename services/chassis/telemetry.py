@@ -9,6 +9,7 @@ would fill the collector with one-span traces. Background work worth seeing star
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -100,8 +101,9 @@ def _instrument_clients() -> None:
     AioHttpClientInstrumentor().instrument(url_filter=lambda url: str(url.with_query(None).with_user(None)))
 
 
+@functools.cache
 def tracer() -> trace.Tracer:
-    """The tracer of our own spans."""
+    """The tracer of our own spans; made before there is a provider, it uses the one that comes."""
     return trace.get_tracer("hearth")
 
 

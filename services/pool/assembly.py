@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from hearth.producer import Producer
@@ -21,7 +21,7 @@ from services.pool.harness.port import HarnessClient
 from services.pool.log import Log
 from services.pool.removal import Removal
 from services.pool.replicas import Replicas
-from services.pool.rows import Execution, Key
+from services.pool.rows import Execution, Key, OutboxRow
 from services.pool.settings import PoolSettings
 from services.pool.stats import Stats
 from services.pool.store import PickedUp, Store
@@ -55,9 +55,16 @@ class _Bell:
 
     driver: Driver | None = None
 
-    def __call__(self, key: Key, *, admitted_at: float | None = None, picked: PickedUp | None = None) -> None:
+    def __call__(
+        self,
+        key: Key,
+        *,
+        admitted_at: float | None = None,
+        picked: PickedUp | None = None,
+        facts: Sequence[OutboxRow] = (),
+    ) -> None:
         assert self.driver is not None
-        self.driver.wake(key, admitted_at=admitted_at, picked=picked)
+        self.driver.wake(key, admitted_at=admitted_at, picked=picked, facts=facts)
 
 
 def assemble(

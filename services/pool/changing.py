@@ -21,6 +21,7 @@ from services.pool.rows import (
     Finished,
     Input,
     Key,
+    OutboxRow,
     Outcome,
     Request,
     Session,
@@ -36,6 +37,8 @@ class Changing:
         self._queries = queries
         self._read = session
         self._facts: list[Fact] = []
+        # The facts as they were written.
+        self.told: list[OutboxRow] = []
         self.session = session
 
     @property
@@ -161,7 +164,8 @@ class Changing:
         driver: str | None = None,
     ) -> Execution | None:
         """Store a request with its input: promoted to a new execution at the session's epoch when one is named, else
-        at the end of the queue. A `driver` has picked that execution up."""
+        at the end of the queue. A `driver` has picked that execution up. Writes the session row and the facts too."""
+        now = self._numbered()
         row = await self._connection.fetchrow(
             self._queries.admit,
             *self.key,
@@ -173,9 +177,16 @@ class Changing:
             spec,
             expected_transcript,
             traceparent,
-            self.session.epoch,
+            now.epoch,
             driver,
+            *self._columns_of_facts(),
+            now.holder,
+            now.queue_paused,
+            now.spec,
+            now.execution_id,
+            now.outbox_number,
         )
+        self._written()
         return records.execution(row) if row is not None else None
 
     async def promote(self, input_id: str, execution_id: str) -> Execution:
@@ -275,9 +286,7 @@ class Changing:
         """Write the session row and the facts, if there is anything to write."""
         if not self._facts and self.session == self._read:
             return
-        first = self.session.outbox_number + 1
-        self.session = dataclasses.replace(self.session, outbox_number=self.session.outbox_number + len(self._facts))
-        now = self.session
+        now = self._numbered()
         await self._connection.execute(
             self._queries.save_session,
             *self.key,
@@ -289,14 +298,34 @@ class Changing:
             now.ended_execution_id,
             now.finished.agent if now.finished is not None else None,
             now.finished.session_id if now.finished is not None else None,
+            *self._columns_of_facts(),
+            now.outbox_number,
+            now.deleted_at,
+            now.finished.execution_id if now.finished is not None else None,
+        )
+        self._written()
+
+    def _numbered(self) -> Session:
+        """The row with the numbers of the facts that are added."""
+        number = self.session.outbox_number + len(self._facts)
+        self.session = dataclasses.replace(self.session, outbox_number=number)
+        return self.session
+
+    def _columns_of_facts(self) -> list[list[object]]:
+        first = self.session.outbox_number - len(self._facts) + 1
+        return [
             list(range(first, first + len(self._facts))),
             [fact.event_id for fact in self._facts],
             [fact.event for fact in self._facts],
             [fact.execution_id for fact in self._facts],
             [fact.transition for fact in self._facts],
-            now.outbox_number,
-            now.deleted_at,
-            now.finished.execution_id if now.finished is not None else None,
-        )
+        ]
+
+    def _written(self) -> None:
+        first = self.session.outbox_number - len(self._facts) + 1
+        self.told += [
+            OutboxRow(number, fact.event_id, fact.event, fact.execution_id, fact.transition)
+            for number, fact in enumerate(self._facts, first)
+        ]
         self._facts = []
-        self._read = now
+        self._read = self.session

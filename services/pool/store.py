@@ -50,9 +50,16 @@ class PickedUp:
 
 class Changed(Protocol):
     """Hears of each commit on a session. `admitted_at`: when the request came that made it, on the monotonic clock.
-    `picked`: what this replica has picked up by it."""
+    `picked`: what this replica has picked up by it. `facts`: what it told, if it is known."""
 
-    def __call__(self, key: Key, *, admitted_at: float | None = None, picked: PickedUp | None = None) -> None:
+    def __call__(
+        self,
+        key: Key,
+        *,
+        admitted_at: float | None = None,
+        picked: PickedUp | None = None,
+        facts: Sequence[OutboxRow] = (),
+    ) -> None:
         """Look at the session's rows."""
         ...
 

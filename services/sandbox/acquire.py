@@ -155,10 +155,15 @@ class Acquirer:
             return await self._answer(row, row.how or How.ATTACHED, job)
         elif step is Step.ATTACH:
             held = replace(held_for(row, job.want), how=How.ATTACHED, token=row.token, url=row.url, headers=row.headers)
-            attached = await self._transitions.move(row, held, while_highest=True)
-            if attached is not None:
-                crashpoint("acquire.attached_written")
-                return await self._answer(attached, How.ATTACHED, job)
+            # Asked meanwhile: the answer says the same whoever has the row by then.
+            probing = asyncio.create_task(self._probe(row))
+            try:
+                attached = await self._transitions.move(row, held, while_highest=True)
+                if attached is not None:
+                    crashpoint("acquire.attached_written")
+                    return await self._answer(attached, How.ATTACHED, job, probing)
+            finally:
+                probing.cancel()
         elif step in (Step.RESTART, Step.START):
             stage = "restart" if step is Step.RESTART else "daemon"
             return await self._started(await self._starter.restart(row, job, stage=stage), job)
@@ -178,10 +183,12 @@ class Acquirer:
         assert row.how is not None
         return self._acquired(row, row.how, job)
 
-    async def _answer(self, row: Row, how: How, job: Job) -> Acquired | None:
+    async def _answer(
+        self, row: Row, how: How, job: Job, probing: asyncio.Task[Pulse] | None = None
+    ) -> Acquired | None:
         """The sandbox as it is, if its daemon answers under the token; else the daemon is started anew."""
         with job.stages.time("probe"):
-            pulse = await self._probe(row)
+            pulse = await (probing or self._probe(row))
             if pulse is not Pulse.ALIVE and (moved := await self._looked_up(row)) is not None:
                 row = moved
                 pulse = await self._probe(row)

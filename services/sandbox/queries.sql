@@ -4,7 +4,11 @@ SELECT deployment_id::text FROM sandbox.deployment
 -- name: admit
 -- One statement sees the session as it was before and makes the claim its standing one, unless it is not higher or is
 -- closed. $1 project, $2 session, $3 epoch, $4 attempt, $5 holder.
-WITH admitted AS (
+-- It does not wait for the disk: nothing is answered or asked of a provider by it alone, and the statement that comes
+-- before either is written behind it in the same log.
+WITH hurried AS (
+    SELECT set_config('synchronous_commit', 'off', true)
+), admitted AS (
     INSERT INTO sandbox.sessions AS s (project, session, claim_epoch, claim_attempt, holder)
     VALUES ($1, $2, $3, $4, $5)
     ON CONFLICT (project, session) DO UPDATE
@@ -17,7 +21,7 @@ SELECT EXISTS (SELECT FROM admitted) AS admitted,
        s.claim_epoch AS standing_epoch, s.claim_attempt AS standing_attempt, s.holder AS standing_holder,
        s.closed_epoch, s.closed_attempt,
        b.*, coalesce(b.deadline < clock_timestamp(), false) AS overdue
-FROM (SELECT 1) AS one
+FROM hurried
 LEFT JOIN sandbox.sessions AS s ON s.project = $1 AND s.session = $2
 LEFT JOIN sandbox.sandboxes AS b
     ON b.project = $1 AND b.session = $2 AND b.tenure <> 'ORPHAN' AND b.observed <> 'GONE'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from hearth.history.v1 import history_pb2, history_service_pb2, history_service_pb2_grpc
 from hearth.producer import Producer
+from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import content_pb2, event_pb2
 from services.chassis.clock import SystemClock, SystemIds
 from services.chassis.migrations import migrate
@@ -26,9 +27,9 @@ from services.pool.control.outbox import Outbox
 from services.pool.control.settlement import Settlement
 from services.pool.control.takeovers import Takeovers
 from services.pool.log import Log
-from services.pool.rows import ExecutionState, Fact, Key, Outcome
+from services.pool.rows import ExecutionState, Fact, Key, OutboxRow, Outcome
 from services.pool.settings import PoolSettings
-from services.pool.store import PLANNER, SCHEMA, Store
+from services.pool.store import PLANNER, SCHEMA, PickedUp, Store
 from tests.support.processes import ServiceProcess
 from tests.support.servers import Servers
 
@@ -44,6 +45,9 @@ class Control:
         self.store, self.producer = store, producer
         self.history = history_service_pb2_grpc.HistoryServiceStub(channel)
         self.tasks: set[asyncio.Task[Any]] = set()
+        # What was handed over with each commit, and who picks up what is admitted.
+        self.changes: list[tuple[PickedUp | None, list[OutboxRow]]] = []
+        self.driver: str | None = None
         starts = Starts(self.clock, self.ids, "scripted")
         self.settlement = Settlement(store, starts, Log(channel), changed=self._changed)
         self.outbox = Outbox(store, producer, self.clock, settle=self.settlement.settle, spawn=self._spawn)
@@ -56,10 +60,18 @@ class Control:
             queue_cap=10,
             changed=self._changed,
             settle_ended=self.settlement.settle_ended,
+            driver=lambda: self.driver,
         )
 
-    def _changed(self, key: Key, *, admitted_at: float | None = None) -> None:
-        return
+    def _changed(
+        self,
+        key: Key,
+        *,
+        admitted_at: float | None = None,
+        picked: PickedUp | None = None,
+        facts: Sequence[OutboxRow] = (),
+    ) -> None:
+        self.changes.append((picked, list(facts)))
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)
@@ -171,8 +183,9 @@ async def test_an_ending_of_the_pool_settles_and_promotes_nothing(control: Contr
     execution_id = await control.send(key)
     await control.inputs.send(NewInput(key, "q", b"fp", TEXT, None, None, OnBusy.QUEUE, "", 0.0))
     execution = await control.execution(key, execution_id)
-    for _ in range(3):
-        await control.store.pick_up(key, "11111111-1111-4111-8111-111111111111")
+    holder = "11111111-1111-4111-8111-111111111111"
+    await control.store.pick_up(key, holder)
+    await control.store.count_try(execution, holder, 2)
     picked = await control.execution(key, execution_id)
     assert picked.tries == 3
     taken = await control.takeovers.take(picked, why="the test says so")
@@ -320,3 +333,68 @@ async def test_of_many_settlements_one_promotes(control: Control) -> None:
     assert active is not None
     assert active.execution_id == promoted[0]
     assert len(await control.store.queue(key, offset=0, limit=10)) == 1
+
+
+async def test_facts_that_are_handed_over_are_told_behind_those_that_wait(control: Control) -> None:
+    key = new_key()
+    await control.send(key)
+    await control.all_told(key)
+    # What was committed and handed to nobody waits before what is.
+    await control.tell(key, facts.input_removed(str(uuid.uuid4()), "user", NOW))
+    for request_id in ("second", "third"):
+        await control.inputs.send(
+            NewInput(key, request_id, request_id.encode(), TEXT, None, None, OnBusy.QUEUE, "", 0.0)
+        )
+    (_, second), (_, third) = control.changes[-2:]
+    await control.outbox.told(key, third)
+    await control.outbox.told(key, second)
+    await control.all_told(key)
+    types = [event.type for event in await control.events(key)]
+    assert types == ["execution.started", "message.completed", "input.removed", "input.queued", "input.queued"]
+    assert await control.waiting(key) == []
+
+
+async def test_facts_that_are_handed_over_need_not_be_read(control: Control) -> None:
+    key = new_key()
+    await control.send(key)
+    await control.all_told(key)
+    await control.inputs.send(NewInput(key, "second", b"2", TEXT, None, None, OnBusy.QUEUE, "", 0.0))
+    (_, handed) = control.changes[-1]
+    assert await control.waiting(key) == ["input.queued"]
+    # Gone from the table, as if it could not be read now.
+    await control.store.acknowledge(key, [fact.number for fact in handed], 0)
+    await control.outbox.told(key, handed)
+    assert (await control.events(key))[-1].type == "input.queued"
+
+
+async def test_what_is_admitted_here_is_picked_up_in_the_same_commit(control: Control) -> None:
+    key, other = new_key(), str(uuid.uuid4())
+    control.driver = str(uuid.uuid4())
+    execution_id = await control.send(key)
+    picked, _ = control.changes[-1]
+    assert picked is not None
+    assert (picked.execution.execution_id, picked.execution.driver) == (execution_id, control.driver)
+    assert (picked.execution.tries, picked.content) == (1, sessions.Input(content=TEXT).SerializeToString())
+    # It is this replica's, and looking again is no second try.
+    assert await control.store.pick_up(key, other) is None
+    again = await control.store.pick_up(key, control.driver)
+    assert again == picked
+    await control.store.give_back(picked.execution, control.driver)
+    given = await control.execution(key, execution_id)
+    assert (given.driver, given.tries) == (None, 0)
+
+
+async def test_what_another_replica_holds_is_left_to_it(control: Control) -> None:
+    key, other = new_key(), str(uuid.uuid4())
+    control.driver = other
+    execution_id = await control.send(key)
+    await control.settlement.settle(key, execution_id, Winner("e", "execution.completed", 1, 1, ""))
+    control.driver = str(uuid.uuid4())
+    second = await control.send(key, "second")
+    assert control.changes[-1][0] is None
+    assert (await control.execution(key, second)).driver is None
+    # And when nobody here drives any more, nothing is picked up.
+    control.driver = None
+    third = await control.send(new_key())
+    assert control.changes[-1][0] is None
+    assert third

@@ -154,8 +154,9 @@ class Inputs:
             content = resolved("content", new.content, await changing.attachments(named(new.content)))
             new = dataclasses.replace(new, content=content)
             sent = await self._store_input(changing, new, decision)
+            picked = _picked_up(changing, sent, new)
         crashpoint("admit.committed")
-        self._changed(new.key, admitted_at=new.received_at)
+        self._changed(new.key, admitted_at=new.received_at, picked=picked, facts=changing.told)
         return sent
 
     async def _check_credentials(
@@ -189,6 +190,9 @@ class Inputs:
                 changing.change(holder=driver)
             else:
                 driver = None
+            changing.tell(*self._starts.facts(changing, execution_id, input_id, new.content))
+        else:
+            changing.tell(facts.input_queued(input_id, new.content, self._clock.now()))
         execution = await changing.admit(
             request_id=new.request_id,
             fingerprint=new.fingerprint,
@@ -201,10 +205,7 @@ class Inputs:
             driver=driver,
         )
         if isinstance(decision, admission.Enqueue):
-            changing.tell(facts.input_queued(input_id, new.content, self._clock.now()))
             return Sent(input_id, InputState.PENDING, rank=decision.rank)
-        assert execution_id is not None
-        changing.tell(*self._starts.facts(changing, execution_id, input_id, new.content))
         return Sent(input_id, InputState.PROMOTED, execution, resumed=resumed)
 
     async def remove(self, key: Key, request_id: str, fingerprint: bytes, input_id: str) -> Input:

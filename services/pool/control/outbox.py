@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ from services.pool.store import Store
 logger = logging.getLogger(__name__)
 
 _ROWS = 200
+_REMEMBERED = 10_000
 
 _STORED = frozenset({history_pb2.APPEND_OUTCOME_APPENDED, history_pb2.APPEND_OUTCOME_DUPLICATE})
 _FENCED = frozenset({history_pb2.APPEND_OUTCOME_QUARANTINED, history_pb2.APPEND_OUTCOME_ALREADY_ENDED})
@@ -50,10 +52,12 @@ Settle = Callable[[Key, str, Winner], Awaitable[object]]
 
 @dataclasses.dataclass(slots=True)
 class _Line:
-    """What is asked of the facts of one session: `wanted` counts the calls, `told` how many of them are answered."""
+    """What is asked of the facts of one session: `wanted` counts the calls, `told` how many of them are answered.
+    `facts` are those that came with the calls."""
 
     wanted: int = 0
     told: int = 0
+    facts: list[OutboxRow] = dataclasses.field(default_factory=list)
     waiting: list[tuple[int, asyncio.Future[None]]] = dataclasses.field(default_factory=list)
     task: asyncio.Task[Any] | None = None
 
@@ -68,18 +72,21 @@ class Outbox:
         self._settle = settle
         self._spawn = spawn
         self._lines: dict[Key, _Line] = {}
+        # Numbers of facts up to which nothing waits, of the sessions that were told of last.
+        self._through: OrderedDict[Key, int] = OrderedDict()
 
     def wake(self, key: Key) -> None:
         """Tell the facts of a session soon; nobody waits for it."""
         self._ask(key)
 
-    def told(self, key: Key) -> asyncio.Future[None]:
+    def told(self, key: Key, facts: Sequence[OutboxRow] = ()) -> asyncio.Future[None]:
         """Done when history has answered every fact of a session that was committed before the call.
 
         That may take as long as history is away. Fails with `Unavailable` when the facts wait for another attempt. Who
-        does not care may drop it.
+        does not care may drop it. Who has just committed `facts` saves them being read again.
         """
         line = self._ask(key)
+        line.facts += facts
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         line.waiting.append((line.wanted, told))
         return told
@@ -95,7 +102,8 @@ class Outbox:
         try:
             while line.told < line.wanted:
                 wanted = line.wanted
-                told = await self._tell(key)
+                facts, line.facts = line.facts, []
+                told = await self._tell(key, facts if self._are_next(key, facts) else [])
                 line.told = wanted
                 _answer(line, None)
                 await self._forget(key, told)
@@ -109,11 +117,26 @@ class Outbox:
                 _answer(line, Unavailable("this process is shutting down", reason="SHUTTING_DOWN"))
             del self._lines[key]
 
-    async def _tell(self, key: Key) -> list[tuple[int, int]]:
-        """Tell everything that waits; (number, sequence) of what history has now."""
+    def _are_next(self, key: Key, facts: Sequence[OutboxRow]) -> bool:
+        """Whether nothing waits before these facts, nor between them."""
+        through = self._through.get(key)
+        return through is not None and [fact.number for fact in facts] == list(
+            range(through + 1, through + 1 + len(facts))
+        )
+
+    def _nothing_waits(self, key: Key, through: int) -> None:
+        self._through[key] = through
+        self._through.move_to_end(key)
+        if len(self._through) > _REMEMBERED:
+            self._through.popitem(last=False)
+
+    async def _tell(self, key: Key, facts: Sequence[OutboxRow]) -> list[tuple[int, int]]:
+        """Tell everything that waits, which is `facts` where some are given; (number, sequence) of what history has
+        now."""
         told: list[tuple[int, int]] = []
         while True:
-            rows = [row for row in await self._store.outbox(key, _ROWS + len(told)) if row.number not in dict(told)]
+            rows = facts or await self._waiting(key, told)
+            facts = ()
             if not rows:
                 return told
             answers = await self._append(key, rows)
@@ -125,7 +148,11 @@ class Outbox:
                 else:
                     told.append((row.number, outcome))
             if not again:
+                self._nothing_waits(key, rows[-1].number)
                 return told
+
+    async def _waiting(self, key: Key, told: Sequence[tuple[int, int]]) -> Sequence[OutboxRow]:
+        return [row for row in await self._store.outbox(key, _ROWS + len(told)) if row.number not in dict(told)]
 
     async def _append(self, key: Key, rows: Sequence[OutboxRow]) -> list[history_pb2.AppendResult]:
         """The answers for the first of these rows, in their order; for as many as could be sent, at least one."""

@@ -237,6 +237,7 @@ class Conversation:
         if self._first_output_at is None:
             self._first_output_at = self._room.clock.monotonic()
             self._timed("first_output", self._began)
+            self._stages.show()
 
     async def _permit(self, harness: HarnessSession, asked: PermissionAsked) -> None:
         """Answer by the policy. After a Stop nothing new may start, whatever the policy says."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from hearth.sandbox.v1 import sandbox_pb2
 from services.chassis import crashpoints
-from services.pool.rows import Key
+from services.pool.rows import Key, OutboxRow
 from services.pool.store import PickedUp
 from services.pool.turns.persistence import until_it_lands
 from services.pool.turns.room import TurnRoom
@@ -67,24 +67,31 @@ class Driver:
         lane = self._lanes.get(key)
         return lane is not None and lane.turn is not None and lane.turn.execution_id == execution_id
 
-    def wake(self, key: Key, *, admitted_at: float | None = None, picked: PickedUp | None = None) -> None:
+    def wake(
+        self,
+        key: Key,
+        *,
+        admitted_at: float | None = None,
+        picked: PickedUp | None = None,
+        facts: Sequence[OutboxRow] = (),
+    ) -> None:
         """Look at the rows of a session now: tell its facts, start what waits, hand its commands to what runs.
 
         `admitted_at` is when the request came that made the change, on the monotonic clock; `picked` is what that
-        change has picked up for this replica.
+        change has picked up for this replica, `facts` what it told.
         """
         lane = self._lanes.setdefault(key, _Lane())
         lane.woken += 1
-        lane.told = self._outbox.told(key)
         if picked is not None:
             lane.picked, lane.picked_at = picked, lane.woken
-        if lane.turn is not None:
-            lane.turn.look()
-            return
-        if admitted_at is not None:
+        if admitted_at is not None and lane.turn is None:
             lane.admitted_at = admitted_at
         if lane.task is None:
+            # Before the facts: the way to the agent is the longer one.
             lane.task = self._spawn(f"drive {key}", self._drive(key, lane))
+        lane.told = self._outbox.told(key, facts)
+        if lane.turn is not None:
+            lane.turn.look()
 
     def fence(self, key: Key, epoch: int) -> None:
         """A session went on to `epoch`: what runs below it is dropped at once."""
@@ -125,6 +132,7 @@ class Driver:
                 seen = lane.woken
                 picked = await self._pick_up(key, lane)
                 if picked is not None:
+                    crashpoint("drive.picked_up")
                     await self._turn(key, lane, picked)
                 if seen == lane.woken:
                     await self._room.parking.park_unused(key)
@@ -132,7 +140,6 @@ class Driver:
             logger.exception("driving failed", extra={"session": str(key)})
         finally:
             lane.turn = None
-                    crashpoint("drive.picked_up")
             if self._lanes.get(key) is lane:
                 del self._lanes[key]
             if (picked := lane.picked) is not None:

@@ -1,7 +1,12 @@
-"""The stages of a turn: each one timed, traced, shown to readers as a frame, and summed up in the ending."""
+"""The stages of a turn: each one timed, traced, shown to readers as a frame, and summed up in the ending.
+
+What is over in a moment is not worth a frame of its own while a turn hurries to its agent: stages are shown together,
+with the first output at the latest, and each one that takes long enough for somebody to wonder is shown while it runs.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,24 +26,33 @@ class Stage:
     how: str = ""
 
 
+# How long a stage may wait to be shown.
+SHOWN_WITHIN = 0.1
+
+
 class Stages:
     """Those of one turn. Frames go to the writer; one that is refused hears of it elsewhere."""
 
     def __init__(self, writer: ExecutionWriter, clock: Clock) -> None:
         self._writer = writer
         self._clock = clock
+        self._unshown: list[content_pb2.StageTiming] = []
+        self._timer: asyncio.TimerHandle | None = None
         self.timings: list[content_pb2.StageTiming] = []
 
     @contextmanager
     def stage(self, name: str, *, long: bool = True) -> Iterator[Stage]:
-        """Time the block as a stage; one that raises is traced and not counted. A `long` one shows its begin."""
+        """Time the block as a stage; one that raises is traced and not counted. A `long` one shows its begin, unless
+        it is over by then."""
         stage = Stage(name, self._clock.monotonic())
+        begin = content_pb2.StageTiming(stage=name)
         if long:
-            self._show(content_pb2.StageTiming(stage=name))
+            self._show_soon(begin)
         with telemetry.span(f"turn.{name}") as span:
             yield stage
             if stage.how:
                 span.set_attribute("hearth.how", stage.how)
+        self._unshown = [timing for timing in self._unshown if timing is not begin]
         self.record(name, stage.started, how=stage.how)
 
     def record(self, name: str, started: float, *, how: str = "", show: bool = True) -> float:
@@ -48,11 +62,22 @@ class Stages:
         timing = content_pb2.StageTiming(stage=name, how=how, duration_us=round(seconds * 1e6))
         self.timings.append(timing)
         if show:
-            self._show(timing)
+            self._show_soon(timing)
         return seconds
 
-    def _show(self, timing: content_pb2.StageTiming) -> None:
-        try:
-            self._writer.frame(self._writer.execution.execution_id, stage=frame_pb2.StageUpdate(timing=timing))
-        except WriterRefused:
-            return
+    def show(self) -> None:
+        """Show now what waits to be shown: output follows, or nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        unshown, self._unshown = self._unshown, []
+        for timing in unshown:
+            try:
+                self._writer.frame(self._writer.execution.execution_id, stage=frame_pb2.StageUpdate(timing=timing))
+            except WriterRefused:
+                return
+
+    def _show_soon(self, timing: content_pb2.StageTiming) -> None:
+        self._unshown.append(timing)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SHOWN_WITHIN, self.show)

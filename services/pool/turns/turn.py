@@ -139,6 +139,7 @@ class Turn:
             try:
                 await self._run(span)
             finally:
+                self._stages.show()
                 await end(watching)
 
     async def _run(self, span: trace.Span) -> None:
@@ -314,6 +315,7 @@ class Turn:
     # The ending
 
     async def _finish(self, answer: Answer) -> None:
+        crashpoint("turn.answered")
         found = verdict(answer)
         entry = self._preparation.entry
         if found.kind is Kind.STOPPED and found.answered and entry is not None and entry.live is not None:
@@ -321,12 +323,14 @@ class Turn:
         if entry is not None and self._may_still_work(found):
             # What is told to have ended must have.
             await within(_DISCARD_SECONDS, self._discard(entry, self._reason()))
+        self._stages.show()
         rest = self._conversation.rest(found.output, answer.result)
-        crashpoint("turn.answered")
         event = ending(found, self._summary(answer), command_id=self._conversation.command_id)
         winner = await self._append_ending(event, rest)
         self.ended = True
+        crashpoint("turn.ending_taken")
         settled = await self._settle(winner)
+        crashpoint("turn.settled")
         self._room.stats.ended(self._how, winner.outcome.value.lower())
         if entry is not None:
             kept = found.answered and winner.event_id == event.event_id
@@ -335,9 +339,7 @@ class Turn:
     def _may_still_work(self, found: Verdict) -> bool:
         if found.answered or not self._conversation.prompted_at:
             return False
-        crashpoint("turn.ending_taken")
         return found.kind is Kind.STOPPED or found.reason in _STILL_AT_WORK
-        crashpoint("turn.settled")
 
     async def _without_leftovers(self, found: Verdict, entry: Entry) -> Verdict:
         live = entry.live
