@@ -20,6 +20,8 @@ def warnings(settings: SandboxSettings) -> tuple[str, ...]:
             f"{PREFIX}PROVIDERS has local, which isolates nothing, and other machines reach this service:"
             " whoever may run an agent owns this one"
         )
+    if "daytona" in settings.providers and not settings.daytona_options().volume:
+        found.append(f"{PREFIX}DAYTONA_VOLUME is none: the files of a session are lost with its sandbox")
     for name, tier in settings.tiers().items():
         found += _of_tier(name, tier)
     if settings.lease < _SHORTEST_LEASE:

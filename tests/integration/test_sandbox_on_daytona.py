@@ -3,10 +3,13 @@ does when Daytona does not stop a sandbox."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
 
+import aiohttp
+import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -46,6 +49,8 @@ async def service(
         HEARTH_DAYTONA_API_KEY=stand_in.api_key,
         HEARTH_DAYTONA_DAEMON=json.dumps(AGENTD),
         HEARTH_DAYTONA_MOUNT=str(directory / "mounts"),
+        # Older than that, an instance without a row is unknown.
+        HEARTH_CREATE_DEADLINE="10",
     )
     process = ServiceProcess("services.sandbox", directory, environment)
     await process.start()
@@ -145,3 +150,50 @@ async def test_w_r07_each_reason_has_its_fate_on_daytona_too(
         assert disposition(await sandboxes.release(session, reason=reason)) == fate
         assert stand_in.running() == (fate == "PARKED")
         await sandboxes.delete(acquired.sandbox_id)
+
+
+async def test_unknown_instances_are_named_and_too_many_wait_for_a_person(
+    sandboxes: Sandboxes, stand_in: RunningStandIn, module_postgres_dsn: str
+) -> None:
+    connection = await asyncpg.connect(module_postgres_dsn)
+    deployment = await connection.fetchval("SELECT deployment_id::text FROM sandbox.deployment")
+    await connection.close()
+    names = {f"hearth-{new_id()}" for _ in range(6)}
+    headers = {"Authorization": f"Bearer {stand_in.api_key}"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for name in names:
+            labels = {"hearth-deployment": deployment, "code-toolbox-language": "python"}
+            async with session.post(f"{stand_in.url}/sandbox", json={"name": name, "labels": labels}) as answer:
+                assert answer.status == 200, await answer.text()
+    async with asyncio.timeout(50):
+        while (report := await sandboxes.reconcile()).unknown < len(names):  # noqa: ASYNC110 - only asking tells
+            # While they are young they may be on their way into a row.
+            await asyncio.sleep(0.5)
+    assert set(report.unknown_names) == names
+    assert report.refused_unknown
+    assert stand_in.running() == len(names)
+    report = await sandboxes.reconcile(confirm_unknown=True)
+    assert not report.refused_unknown
+    assert set(report.unknown_names) == names
+    assert stand_in.running() == 0
+    assert (await sandboxes.reconcile()).unknown == 0
+
+
+async def test_a_provider_that_does_not_list_is_named(sandboxes: Sandboxes, stand_in: RunningStandIn) -> None:
+    stand_in.faults.add(Fault("list", Kind.STATUS, status=403, message="the key was revoked"))
+    report = await sandboxes.reconcile()
+    assert list(report.unanswered) == ["daytona"]
+    stand_in.faults.clear()
+    assert list((await sandboxes.reconcile()).unanswered) == []
+
+
+async def test_what_it_costs_now_and_at_worst(sandboxes: Sandboxes, holder: str) -> None:
+    session = f"s-{new_id()}"
+    await sandboxes.acquire(session, holder=holder, spec=SPEC)
+    use = await sandboxes.usage()
+    assert {tier.tier: tier.micro_usd_per_hour for tier in use.tiers if tier.count} == {"active": 170_000}
+    assert [(slot.cap, slot.worst_micro_usd_per_hour) for slot in use.slots] == [(20, 3_400_000)]
+    await sandboxes.release(session, reason="IDLE_EXPIRED")
+    use = await sandboxes.usage()
+    assert {tier.tier: tier.micro_usd_per_hour for tier in use.tiers if tier.count} == {"stopped": 900}
+    assert list(use.warnings) == []

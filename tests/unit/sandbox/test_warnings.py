@@ -39,3 +39,12 @@ def test_a_provider_without_walls_that_others_reach(tmp_path: Path) -> None:
     tokens.write_text("[]")
     (warning,) = warnings(settings(listen="0.0.0.0:7403", auth_file=tokens))
     assert "isolates nothing" in warning
+
+
+def test_workspaces_that_die_with_their_sandbox() -> None:
+    daytona = {"providers": ["daytona"], "default_provider": "daytona", "daytona_api_key": "key"}
+    assert warnings(settings(**daytona)) == ()
+    (warning,) = warnings(settings(**daytona, daytona_volume="none"))
+    assert "HEARTH_DAYTONA_VOLUME" in warning
+    (warning,) = warnings(settings(**daytona, daytona_price_running=0))
+    assert "what daytona costs is not counted" in warning
