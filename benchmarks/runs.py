@@ -27,6 +27,9 @@ class Options:
     patience: float = 0.0
     peers: Path | None = None
     peers_python: str = ""
+    # Of random traffic: how long, and what it is drawn from.
+    minutes: float = 3.0
+    seed: int = 1
 
 
 @dataclass(slots=True)

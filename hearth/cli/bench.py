@@ -22,6 +22,7 @@ class Workload(enum.StrEnum):
     FANOUT = "fanout"
     SESSIONS = "sessions"
     WARM = "warm"
+    TRAFFIC = "traffic"
 
 
 def register(app: typer.Typer) -> None:
@@ -42,6 +43,8 @@ def bench(
     peers_python: Annotated[
         str, typer.Option(envvar="HEARTH_PEERS_PYTHON", help="Python that has what those drivers need")
     ] = "",
+    minutes: Annotated[float, typer.Option(min=0.1, help="traffic: how long, at least")] = 3.0,
+    seed: Annotated[int, typer.Option(help="traffic: what it is drawn from")] = 1,
 ) -> None:
     """Start Postgres, Valkey and services of its own, load them, check every result, and say how fast it was.
 
@@ -68,6 +71,8 @@ def bench(
         patience=wait,
         peers=None if peers is None else peers.resolve(),
         peers_python=peers_python,
+        minutes=minutes,
+        seed=seed,
     )
     try:
         report = asyncio.run(_to_its_end(WORKLOADS[workload], chosen))
