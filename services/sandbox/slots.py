@@ -17,7 +17,7 @@ from services.sandbox.transitions import Transitions
 
 logger = logging.getLogger(__name__)
 
-crashpoint = crashpoints.declare("sandbox", "park.slot_taken", "park.evicted")
+crashpoint = crashpoints.declare("sandbox", "park.slot_taken", "park.lost", "park.evicted")
 
 
 class Slots:
@@ -43,6 +43,7 @@ class Slots:
         crashpoint("park.slot_taken")
         parked = await self._transitions.park(row)
         if parked is None:
+            crashpoint("park.lost")
             await self._store.return_slot(row.sandbox_id)
         return parked
 

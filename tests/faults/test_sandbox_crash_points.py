@@ -218,6 +218,22 @@ async def an_eviction(stage: Stage) -> None:
     await stage.calls(tell, HEARTH_LOCAL_WARM_CAP="1")
 
 
+@story("park.lost")
+async def an_acquire_that_comes_between_a_slot_and_its_park(stage: Stage) -> None:
+    """The slot is taken and then not needed: whoever comes next must not find it taken for ever."""
+    doomed = await stage.scene.started(**armed(f"sandbox.park.slot_taken=stop,{stage.point}"))
+    other = await stage.scene.started()
+    async with connected(doomed.address) as calls, connected(other.address) as others:
+        await stage.acquire(calls)
+        releasing = asyncio.create_task(stage.release(calls, "CLEAN_TURN"))
+        await doomed.logs("crash point reached: sandbox.park.slot_taken")
+        await stage.acquire(others, 2)
+        doomed.thaw()
+        await died(doomed, stage.point)
+        await releasing
+    other.kill9()
+
+
 @story("lapse.ended")
 async def a_lapse(stage: Stage) -> None:
     await stage.calls(stage.acquire)

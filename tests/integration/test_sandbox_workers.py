@@ -15,10 +15,13 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from services.chassis.clock import SystemClock
 from services.chassis.migrations import migrate
 from services.sandbox.claims import Claim
 from services.sandbox.compatibility import Spec
-from services.sandbox.providers.port import Address, CreateRequest, ProviderError
+from services.sandbox.providers.local import LocalProvider
+from services.sandbox.providers.port import Address, CreateRequest, DaemonRequest, ProviderError
+from services.sandbox.providers.processes import end as real_end
 from services.sandbox.rows import Key, instance_name
 from services.sandbox.states import How, Observed, Tenure
 from services.sandbox.store import Renewal
@@ -259,3 +262,43 @@ async def test_what_an_agent_remembers_outlives_its_sandbox_and_logins_do_not(on
     (home / ".codex/auth.json").write_text("x")
     await one.acquire("s", 2, holder=me)
     assert not (home / ".codex/auth.json").exists()
+
+
+async def test_one_that_was_frozen_in_a_restart_neither_kills_nor_joins_the_daemon_that_came_after_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen, awake = (LocalProvider(root, SystemClock(), inherit=[RUN_MARKER]) for _ in range(2))
+    key, sandbox_id = Key("p1", "s"), new_id()
+    made = await awake.create(CreateRequest(instance_name(sandbox_id), {}, key, Spec("local", "scripted")))
+
+    def request(token: str) -> DaemonRequest:
+        return DaemonRequest(token=token, key=key, agents={}, env={}, secrets={})
+
+    await awake.restart_daemon(made.provider_id, request("first"))
+    for held in ("before the kill", "before the start"):
+        stopped, thaw = asyncio.Event(), asyncio.Event()
+
+        async def freezing_end(*given: object, held: str = held, **more: object) -> None:
+            if held == "before the kill":
+                stopped.set()  # noqa: B023 - awaited within the round
+                await thaw.wait()  # noqa: B023
+            await real_end(*given, **more)  # type: ignore[arg-type]
+            if held == "before the start":
+                stopped.set()  # noqa: B023
+                await thaw.wait()  # noqa: B023
+
+        monkeypatch.setattr("services.sandbox.providers.local.end", freezing_end)
+        late = asyncio.create_task(frozen.restart_daemon(made.provider_id, request(f"late {held}")))
+        await stopped.wait()
+        monkeypatch.setattr("services.sandbox.providers.local.end", real_end)
+        await awake.restart_daemon(made.provider_id, request(f"new {held}"))
+        before = {process.pid for process in members(sandbox_id)}
+        assert len(before) == 1
+        thaw.set()
+        with pytest.raises(ProviderError, match="another daemon"):
+            await late
+        assert {process.pid for process in members(sandbox_id)} == before
+    await awake.delete(made.provider_id)
+    await awake.close()
+    await frozen.close()
+    assert left_below(root) == []

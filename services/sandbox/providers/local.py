@@ -28,7 +28,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from uuid import uuid4
@@ -44,6 +44,7 @@ from services.sandbox.providers.files import (
     tail,
     write_private,
 )
+from services.sandbox.providers.local_state import State
 from services.sandbox.providers.port import (
     Address,
     CreateRequest,
@@ -57,7 +58,7 @@ from services.sandbox.providers.port import (
     ProviderRefused,
     ProviderUnavailable,
 )
-from services.sandbox.providers.processes import MARKER, Process, alive, end, identify, members
+from services.sandbox.providers.processes import MARKER, alive, end, identify, members
 from services.sandbox.rows import NAME_PREFIX, Key
 
 logger = logging.getLogger(__name__)
@@ -78,26 +79,6 @@ _INHERITED = (
 )
 _GRACE_SECONDS = 1.5
 _POLL_SECONDS = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """What state.json holds. `created` is wall time in seconds; `daemon` is absent where none was started."""
-
-    labels: Mapping[str, str]
-    project: str
-    session: str
-    created: float
-    stopped: bool = False
-    daemon_pid: int = 0
-    daemon_started: str = ""
-    port: int = 0
-    # Files below HOME that must not outlive the daemon.
-    logins: Sequence[str] = ()
-
-    @property
-    def daemon(self) -> Process | None:
-        return Process(self.daemon_pid, self.daemon_started) if self.daemon_pid else None
 
 
 def _told(method: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, Coroutine[Any, Any, _T]]:
@@ -167,11 +148,11 @@ class LocalProvider:
     async def create(self, request: CreateRequest) -> Instance:
         directory = self._directory(request.name)
         self._make_workspace(request.key)
-        state = _State(dict(request.labels), *request.key, created=time.time())
+        state = State(dict(request.labels), *request.key, created=time.time())
         draft = self._root / f"{TRASH}{uuid4().hex}"
         draft.mkdir(mode=0o700)
         try:
-            _write_state(draft, state)
+            state.write(draft)
             # A directory replaces an empty one only, so of two creates of one name exactly one succeeds.
             draft.rename(directory)
         except OSError:
@@ -209,13 +190,13 @@ class LocalProvider:
     async def start(self, reference: str) -> None:
         state = self._read(reference)
         if state.stopped:
-            _write_state(self._directory(reference), replace(state, stopped=False))
+            replace(state, stopped=False).write(self._directory(reference))
 
     @_told
     async def stop(self, reference: str) -> None:
         state = self._read(reference)
         await self._end(reference, state, grace=_GRACE_SECONDS)
-        _write_state(self._directory(reference), replace(state, stopped=True, daemon_pid=0, daemon_started="", port=0))
+        replace(state, stopped=True, daemon_pid=0, daemon_started="", port=0).write(self._directory(reference))
 
     @_told
     async def delete(self, reference: str) -> None:
@@ -225,7 +206,8 @@ class LocalProvider:
             # Whoever removed the directory by hand has ended no process.
             await end(_sandbox_id(reference), None, grace=0.0, clock=self._clock)
             return
-        await self._end(reference, state, grace=0.0)
+        await end(_sandbox_id(reference), state.daemon, grace=0.0, clock=self._clock)
+        self._clean_up(state)
         directory = self._directory(reference)
         trash = directory.with_name(f"{TRASH}{uuid4().hex}")
         with suppress(FileNotFoundError):
@@ -242,11 +224,13 @@ class LocalProvider:
         state = self._read(reference)
         if state.stopped:
             raise ProviderUnavailable(f"{reference} is stopped")
-        await self._end(reference, state, grace=_GRACE_SECONDS)
         directory = self._directory(reference)
+        # From here on the daemon to be is this one; whoever began before and is late sees that by the token.
+        write_private(directory / "token", daemon.token + "\n")
+        await self._end(reference, state, grace=_GRACE_SECONDS)
+        self._still(directory, daemon.token)
         port_file = directory / "port"
         port_file.unlink(missing_ok=True)
-        write_private(directory / "token", daemon.token + "\n")
         workspace = self._make_workspace(daemon.key)
         agents = {
             name: {"command": list(agent.command), "env": daemon.variables_of(agent), "cwd": str(workspace)}
@@ -257,14 +241,17 @@ class LocalProvider:
         remove_below(workspace / ".home", logins)
         state = replace(state, logins=logins)
         process = self._spawn(directory, self._environment(reference, workspace, daemon.secrets))
+        try:
+            self._still(directory, daemon.token)
+        except ProviderError:
+            process.kill()
+            raise
         found = identify(process.pid)
         if found is not None:
-            _write_state(directory, replace(state, daemon_pid=found.pid, daemon_started=found.started, port=0))
+            state = replace(state, daemon_pid=found.pid, daemon_started=found.started, port=0)
+            state.write(directory)
         port = await self._bound_port(process, port_file, directory / "daemon.log")
-        _write_state(
-            directory,
-            replace(state, daemon_pid=process.pid, daemon_started=found.started if found else "", port=port),
-        )
+        replace(state, port=port).write(directory)
         return _address(port)
 
     @_told
@@ -295,7 +282,7 @@ class LocalProvider:
             process.returncode = 0
         self._started.clear()
 
-    async def _state_of(self, reference: str, state: _State) -> InstanceState:
+    async def _state_of(self, reference: str, state: State) -> InstanceState:
         if state.stopped:
             return InstanceState.STOPPED
         if state.daemon is None or alive(state.daemon):
@@ -304,10 +291,35 @@ class LocalProvider:
         left = await asyncio.to_thread(members, _sandbox_id(reference))
         return InstanceState.RUNNING if left else InstanceState.STOPPED
 
-    async def _end(self, reference: str, state: _State, *, grace: float) -> None:
-        await end(_sandbox_id(reference), state.daemon, grace=grace, clock=self._clock)
+    async def _end(self, reference: str, state: State, *, grace: float) -> None:
+        """End what runs there, unless somebody begins to start another daemon meanwhile."""
+        directory = self._directory(reference)
+        token = self._token(directory)
+        await end(
+            _sandbox_id(reference),
+            state.daemon,
+            grace=grace,
+            clock=self._clock,
+            before_kill=lambda: self._still(directory, token),
+        )
+        self._clean_up(state)
+
+    def _clean_up(self, state: State) -> None:
+        """After its daemon has ended."""
         self._reap()
         remove_below(self._workspace(Key(state.project, state.session)) / ".home", state.logins)
+
+    def _token(self, directory: Path) -> str:
+        """Of the daemon that runs, or is being started; empty before the first one."""
+        try:
+            return (directory / "token").read_text().strip()
+        except FileNotFoundError:
+            return ""
+
+    def _still(self, directory: Path, token: str) -> None:
+        """Raise unless `token` is the last one: a process that was frozen must not kill what came after it."""
+        if self._token(directory) != token:
+            raise ProviderError(f"another daemon was started in {directory.name} meanwhile")
 
     def _spawn(self, directory: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         self._reap()
@@ -355,13 +367,12 @@ class LocalProvider:
             raise InstanceNotFound(f"{reference} is no sandbox")
         return directory
 
-    def _read(self, reference: str) -> _State:
+    def _read(self, reference: str) -> State:
         directory = self._directory(reference)
-        try:
-            content: dict[str, Any] = json.loads((directory / "state.json").read_text("utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            raise InstanceNotFound(f"there is no sandbox in {directory}") from None
-        return _State(**content)
+        state = State.read(directory)
+        if state is None:
+            raise InstanceNotFound(f"there is no sandbox in {directory}")
+        return state
 
     def _workspace(self, key: Key) -> Path:
         return self._workspaces / path_part(key.project) / path_part(key.session)
@@ -372,7 +383,7 @@ class LocalProvider:
         return workspace
 
 
-def _instance(directory: Path, state: _State, shown: InstanceState) -> Instance:
+def _instance(directory: Path, state: State, shown: InstanceState) -> Instance:
     age = max(0.0, time.time() - state.created)
     return Instance(str(directory), directory.name, shown, state.labels, age)
 
@@ -383,7 +394,3 @@ def _sandbox_id(reference: str) -> str:
 
 def _address(port: int) -> Address:
     return Address(f"http://{HOST}:{port}")
-
-
-def _write_state(directory: Path, state: _State) -> None:
-    write_private(directory / "state.json", json.dumps(asdict(state)))

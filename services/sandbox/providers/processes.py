@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -62,8 +62,15 @@ def members(sandbox_id: str) -> set[Process]:
     return {Process(pid, table[pid].started) for pid in found if pid != os.getpid() and not table[pid].dead}
 
 
-async def end(sandbox_id: str, daemon: Process | None, *, grace: float, clock: Clock) -> None:
-    """End every process of the sandbox; return when a listing finds none.
+async def end(
+    sandbox_id: str,
+    daemon: Process | None,
+    *,
+    grace: float,
+    clock: Clock,
+    before_kill: Callable[[], None] = lambda: None,
+) -> None:
+    """End every process of the sandbox; return when a listing finds none. `before_kill` may raise to keep them alive.
 
     The daemon is asked first and has `grace` seconds to end its agents in order. What is left then is killed, the
     daemon last and frozen until then: orphans become its children, so while it is there nothing can leave the tree,
@@ -81,6 +88,7 @@ async def end(sandbox_id: str, daemon: Process | None, *, grace: float, clock: C
             pids = sorted(process.pid for process in found)
             logger.error("processes outlive SIGKILL", extra={"sandbox_id": sandbox_id, "pids": pids})
             raise StillAlive(f"processes still alive: {', '.join(map(str, pids))}")
+        before_kill()
         others = found - {daemon} if daemon is not None else found
         for process in others or found:
             _send(process, signal.SIGKILL)

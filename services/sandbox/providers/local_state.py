@@ -1,0 +1,48 @@
+"""What is written down of a local sandbox: `state.json` in its directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from services.sandbox.providers.files import write_private
+from services.sandbox.providers.port import InstanceNotFound
+from services.sandbox.providers.processes import Process
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What state.json holds. `created` is wall time in seconds; `daemon` is absent where none was started."""
+
+    labels: Mapping[str, str]
+    project: str
+    session: str
+    created: float
+    stopped: bool = False
+    daemon_pid: int = 0
+    daemon_started: str = ""
+    port: int = 0
+    # Files below HOME that must not outlive the daemon.
+    logins: Sequence[str] = ()
+
+    @property
+    def daemon(self) -> Process | None:
+        return Process(self.daemon_pid, self.daemon_started) if self.daemon_pid else None
+
+    @classmethod
+    def read(cls, directory: Path) -> State | None:
+        """None where there is no sandbox."""
+        try:
+            text = (directory / "state.json").read_text("utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return cls(**json.loads(text))
+
+    def write(self, directory: Path) -> None:
+        """In one piece, for this user only. Raises `InstanceNotFound` where the directory is gone."""
+        try:
+            write_private(directory / "state.json", json.dumps(asdict(self)))
+        except FileNotFoundError:
+            raise InstanceNotFound(f"there is no sandbox in {directory}") from None
