@@ -154,7 +154,7 @@ async def local(scratch: Path) -> AsyncIterator[Provider]:
 async def daytona(scratch: Path) -> AsyncIterator[Provider]:
     """The Daytona provider."""
     async with StandIn.running(scratch / "daytona") as stand_in:
-        provider = await connect(stand_in, scratch)
+        provider = await connect(stand_in, scratch, grace_seconds=0.3)
         yield provider
         await provider.close()
         assert stand_in.running() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from services.sandbox.providers import daytona_sdk
+from services.sandbox.providers.daytona_values import Seen
 from services.sandbox.providers.port import InstanceNotFound, InstanceState, ProviderError, ProviderUnavailable
 from tests.contract.provider.places import Place, connect, results
 from tests.support.daytona import Delays, Fault, Kind, RunningStandIn, StandIn
@@ -106,6 +108,22 @@ async def test_w_r01_what_is_said_to_be_stopped_once_is_not_taken_for_stopped(
     # While it is wanted running, an answer that says stopped is about a moment on the way.
     stand_in.faults.add(Fault("get", Kind.LIE, state="stopped", times=1))
     assert await at_daytona.state(instance) is InstanceState.STARTING
+
+
+async def test_w_r01_one_look_from_before_is_not_taken_for_stopped(
+    at_daytona: Place, stand_in: RunningStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = await at_daytona.create()
+    sdk = at_daytona.provider._sdk  # type: ignore[attr-defined]
+    get: Callable[[str], Awaitable[Seen]] = sdk.get
+    looks = [dataclasses.replace(await get(instance.provider_id), state="stopped", desired="stopped")]
+
+    async def once_from_before(reference: str) -> Seen:
+        return looks.pop() if looks else await get(reference)
+
+    monkeypatch.setattr(sdk, "get", once_from_before)
+    await at_daytona.provider.stop(instance.provider_id)
+    assert stand_in.sandbox(instance.provider_id).state == "stopped"
 
 
 @pytest.mark.parametrize("state", ["brand_new_state", "unknown", "resizing", "snapshotting"])
