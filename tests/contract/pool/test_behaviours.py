@@ -54,7 +54,7 @@ def house(servers: Servers, module_postgres_dsn: str, module_valkey_url: str, ag
     """Services with an agent that writes down what reaches it, and a short queue."""
     agent = {"command": _SCRIPTED, "env": {"HEARTH_SCRIPTED_LOG": str(agent_log)}}
     env = {
-        "HEARTH_AGENTS": json.dumps({"logged": agent, "broken": {"command": ["/nonexistent/agent"]}}),
+        "HEARTH_AGENTS": json.dumps({"logged": agent, "other": agent, "broken": {"command": ["/nonexistent/agent"]}}),
         "HEARTH_QUEUE_CAP": str(QUEUE_CAP),
         "HEARTH_SECRET_KEY": new_key(),
     }
@@ -345,6 +345,28 @@ async def test_w_d02_tools_are_part_of_the_conversation_and_answers_are_not(back
     other = [seen[0], sessions.TranscriptEntry(tool_call_id="another"), user("hello")]
     third = await backend.run(session, "more", expected=sessions.ExpectedTranscript(entries=other))
     assert [summary(turn).how for turn in (second, third)] == ["warm", "restarted"]
+
+
+async def test_w_e06_who_knows_the_conversation_gets_the_new_message_only_and_others_are_told_it(
+    backend: Backend, agent_log: Path
+) -> None:
+    session = key()
+    told = ["remember my name is Ada", "what is my name?", "what is my name now?"]
+    turns = [await backend.run(session, told[0], spec=LOGGED)]
+    turns.append(await backend.run(session, told[1]))
+    await backend.idle_entry(session)
+    evict = pool_service_pb2.EvictEntryRequest(session=session, request_id="evict")
+    await backend.pools.EvictEntry(evict, timeout=30)
+    turns.append(await backend.run(session, told[2]))
+    assert [summary(turn).how for turn in turns] == ["cold", "warm", "restarted"]
+    # Another agent has no record of its own, and knows what it was told of the conversation.
+    other = await backend.run(session, "what is my name?", spec=sessions.SessionSpec(agent="other", permissions=POLICY))
+    assert {stage.stage: stage.how for stage in summary(other).stages}["open"] == "new"
+    assert "Ada" in agent_text(await backend.events(session), other.execution_id)
+    prompts = [prompt["text"] for turn in (*turns, other) for prompt in reached(agent_log, pid_of(turn), "prompt")]
+    # The first process had two turns, and is listed for each.
+    with_context = "[resource hearth:context]\nwhat is my name?"
+    assert prompts == [told[0], told[1], told[0], told[1], told[2], with_context]
 
 
 async def test_w_e07_a_configuration_that_failed_to_be_applied_does_not_count_as_applied(backend: Backend) -> None:

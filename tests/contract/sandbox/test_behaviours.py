@@ -13,6 +13,7 @@ from hearth.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 from hearth.types.v1 import session_pb2
 from tests.support.sandboxes import PROJECT, Sandboxes, claim, disposition, how, members, new_id
 
+SECRET = "quite-secret"
 FATES = {
     "CLEAN_TURN": "PARKED",
     "STOPPED_WARM": "PARKED",
@@ -130,3 +131,33 @@ async def test_w_e01_an_acquire_that_fails_in_the_middle_leaves_nothing(sandboxe
     assert await sandboxes.list(project=PROJECT, session=session) == []
     for row in await sandboxes.list(project=PROJECT, session=session, include_gone=True):
         assert members(row.sandbox_id) == []
+
+
+async def test_w_s01_secrets_count_by_slot_and_generation_and_are_shown_to_nobody(
+    sandboxes: Sandboxes, holder: str
+) -> None:
+    session = f"s-{new_id()}"
+
+    def spec(**slots: int) -> sandbox_pb2.SandboxSpec:
+        return sandbox_pb2.SandboxSpec(
+            agent="scripted",
+            secrets=[
+                sandbox_pb2.SecretSlot(env_name=name, value=f"{SECRET}-{generation}", generation=generation)
+                for name, generation in slots.items()
+            ],
+        )
+
+    wanted = [
+        (spec(KEY=1), "CREATED"),
+        (spec(KEY=1), "ATTACHED"),
+        (spec(KEY=2), "CREATED"),
+        (spec(KEY=2, OTHER=1), "CREATED"),
+        (spec(OTHER=1), "CREATED"),
+        (spec(), "CREATED"),
+        (spec(), "ATTACHED"),
+    ]
+    for epoch, (one, expected) in enumerate(wanted, start=1):
+        acquired = await sandboxes.acquire(session, epoch, holder=holder, spec=one)
+        assert how(acquired) == expected, epoch
+        assert SECRET not in str(await sandboxes.get(acquired.sandbox_id))
+        await sandboxes.release(session, epoch)
