@@ -92,10 +92,8 @@ def setup(settings: ChassisSettings, service: str) -> Telemetry:
 
 def _instrument_clients() -> None:
     from opentelemetry.instrumentation.aiohttp_client import AioHttpClientInstrumentor
-    from opentelemetry.instrumentation.asyncpg import AsyncPGInstrumentor
     from opentelemetry.instrumentation.redis import RedisInstrumentor
 
-    AsyncPGInstrumentor().instrument()  # type: ignore[no-untyped-call]
     RedisInstrumentor().instrument()
     # Query strings of preview links hold tokens.
     AioHttpClientInstrumentor().instrument(url_filter=lambda url: str(url.with_query(None).with_user(None)))
