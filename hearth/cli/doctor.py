@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.markup import escape
 
 from hearth.channel import open_channel
-from hearth.cli import live_daytona, words
+from hearth.cli import words
 from hearth.cli.diagnosis import NO_ANSWER, NOT_SERVING, SERVING, Finding, Picture, Service, findings, notes
 from hearth.cli.output import addresses, as_dict, err, out, print_json, run, token
 from hearth.cli.pool import all_entries, all_replicas, share
@@ -63,6 +63,9 @@ def doctor(
     half minute. Exit code 0 when all is good, 1 when something was found, 2 when something did not answer.
     """
     if live:
+        # What it needs would slow down every other command.
+        from hearth.cli import live_daytona
+
         raise typer.Exit(live_daytona.check(max_minutes=max_minutes, json=json))
     picture = run(_look(addresses(root), token()))
     found = findings(picture)
