@@ -117,6 +117,8 @@ async def test_nothing_goes_while_an_execution_runs(house: House) -> None:
     await house.grow_old(session, 3)
     async with house.retention() as retention:
         assert await retention.expire_slice(AGE, every=NOW) == 0
+        # Also where it began after its log was found to be old.
+        assert await house.database.fetchval("SELECT history.expire_batch(id, $1, 10) FROM history.logs", AGE) == 0
         # So an event that its producer sends again is known, however long that took.
         (again,) = await history.append(session, message)
         assert again.sequence == 3
