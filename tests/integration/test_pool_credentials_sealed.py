@@ -3,7 +3,9 @@ it outlives a change of the key that seals it."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import itertools
 import json
 import os
 import uuid
@@ -21,6 +23,7 @@ from services.chassis.clock import SystemClock
 from services.chassis.errors import HearthError
 from services.chassis.migrations import migrate
 from services.chassis.postgres import Pool, create_pool
+from services.pool.credentials import place_of
 from services.pool.credentials_store import Credentials
 from services.pool.sealing import Sealer, new_key, parse_keys
 from services.pool.settings import PoolSettings
@@ -182,6 +185,27 @@ async def test_many_credentials_are_sealed_anew(rows: Pool) -> None:
     await between.seal_anew()
     sealed = await rows.fetch("SELECT sealed FROM pool.credential")
     assert all(Sealer([new]).newest(row["sealed"]) for row in sealed)
+
+
+async def test_values_that_are_stored_at_once_are_stored_one_after_the_other(rows: Pool) -> None:
+    credentials = Credentials(rows, Sealer(parse_keys(new_key())), SystemClock())
+    stored = await asyncio.gather(
+        *(credentials.put("p", f"r{number}", "a", f"value {number % 2}", None) for number in range(20))
+    )
+    generations = [one.generation for one in stored if one is not None]
+    assert len(set(generations)) == 20
+    (left,) = await credentials.listed("p", "", 10)
+    assert left.generation == max(generations)
+    # Each value that follows another one is told apart from it.
+    in_order = sorted((one for one in stored if one is not None), key=lambda one: one.generation)
+    values = [await _opened(credentials, one.sealed, one.value_generation) for one in in_order]
+    for (before, one), (after, other) in itertools.pairwise(zip(values, in_order, strict=True)):
+        assert (before == after) == (one.value_generation == other.value_generation)
+
+
+async def _opened(credentials: Credentials, sealed: bytes, value_generation: int) -> bytes:
+    assert credentials._sealer is not None
+    return credentials._sealer.open(sealed, place_of("p", "a", value_generation))
 
 
 async def test_generations_never_come_back(rows: Pool) -> None:

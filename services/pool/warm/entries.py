@@ -157,6 +157,7 @@ class Entries:
             await self.seat(entry)
         except BaseException:
             # Nobody got it, so nobody would ever close it.
+            entry.state = EntryState.DRAINING
             self._remove(entry)
             self._gone(key)
             raise
@@ -183,7 +184,7 @@ class Entries:
     def keep(self, entry: Entry, window: float | None) -> bool:
         """Make a BUSY entry IDLE, for `window` seconds, or until it is used where that is None.
 
-        False when it may not be kept: it has no seat, was lost, is being closed, or is not in its place any more.
+        False when it may not be kept: it has no seat, was lost, or is being closed.
         """
         if not entry.seated or entry.live is None or not self._may_change(entry, EntryState.BUSY):
             return False
@@ -272,7 +273,8 @@ class Entries:
         return True
 
     def _may_change(self, entry: Entry, state: EntryState) -> bool:
-        return entry.state is state and not entry.lost and self._entries.get(entry.key) is entry
+        # What left its place is DRAINING, and stays so.
+        return entry.state is state and not entry.lost
 
     def _remove(self, entry: Entry) -> None:
         if self._entries.get(entry.key) is entry:
