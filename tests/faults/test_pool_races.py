@@ -238,7 +238,7 @@ async def test_a_delete_and_a_message_at_once_leave_nothing(scene: PoolScene, de
 
 
 @pytest.mark.parametrize("point", ["prepare.checked_out", "prepare.acquired", "prompt.sent"])
-async def test_w_c05_a_credential_that_changes_during_a_turn_reaches_the_next_and_no_agent_keeps_the_old_one(
+async def test_a_credential_that_changes_during_a_turn_reaches_the_next_and_no_agent_keeps_the_old_one(
     scene: PoolScene, point: str
 ) -> None:
     session, backend, name = key(), scene.backend, f"key-{uuid.uuid4().hex[:8]}"
