@@ -231,13 +231,26 @@ async def test_at_start_it_says_what_is_kept_and_what_it_costs(service: ServiceP
         assert words in line
 
 
-async def test_tiers_can_be_switched_off(start_service: StartService, postgres_dsn: str, root: Path) -> None:
-    environment = service_environment(postgres_dsn, root, HEARTH_LOCAL_WARM_WINDOW="0", HEARTH_LOCAL_PARK_STOPPED="off")
-    service = await start_service("services.sandbox", **environment)
+@pytest.mark.parametrize(
+    ("settings", "clean", "idle"),
+    [
+        # Each of the two is off without the other, whichever way the first is switched off.
+        ({"HEARTH_LOCAL_WARM_WINDOW": "0"}, "STOPPED", "STOPPED"),
+        ({"HEARTH_LOCAL_WARM_CAP": "0"}, "STOPPED", "STOPPED"),
+        ({"HEARTH_LOCAL_PARK_STOPPED": "off"}, "PARKED", "DELETED"),
+        ({"HEARTH_LOCAL_WARM_WINDOW": "0", "HEARTH_LOCAL_PARK_STOPPED": "off"}, "DELETED", "DELETED"),
+    ],
+)
+async def test_w_r09_tiers_can_be_switched_off_apart(
+    start_service: StartService, postgres_dsn: str, root: Path, settings: dict[str, str], clean: str, idle: str
+) -> None:
+    service = await start_service("services.sandbox", **service_environment(postgres_dsn, root, **settings))
     async with connected(service.address) as sandboxes:
-        answer = await sandboxes.acquire("s", holder=ME)
-        assert disposition(await sandboxes.release("s")) == "DELETED"
-        assert members(answer.sandbox_id) == []
+        for session, reason, expected in (("clean", "CLEAN_TURN", clean), ("idle", "IDLE_EXPIRED", idle)):
+            answer = await sandboxes.acquire(session, holder=ME)
+            assert disposition(await sandboxes.release(session, reason=reason)) == expected
+            assert bool(members(answer.sandbox_id)) is (expected == "PARKED")
+        await sandboxes.clear()
     assert left_below(root) == []
 
 

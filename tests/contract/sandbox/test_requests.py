@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import aiohttp
@@ -178,6 +179,7 @@ async def test_delete_workspace_takes_sandbox_and_files(
 
 async def test_usage_counts_seconds_in_each_tier(sandboxes: Sandboxes, holder: str) -> None:
     project = f"p-{new_id()}"
+    began = time.monotonic()
     await sandboxes.acquire("s", 1, holder=holder, project=project)
     await asyncio.sleep(0.3)
     await sandboxes.release("s", 1, project=project)
@@ -189,7 +191,9 @@ async def test_usage_counts_seconds_in_each_tier(sandboxes: Sandboxes, holder: s
     assert tiers["active"][0] == tiers["parked"][0] == tiers["orphan"][0] == 0
     assert tiers["stopped"][0] == 1
     for tier in ("active", "parked", "stopped"):
-        assert 0.3 <= tiers[tier][1] < 3
+        assert tiers[tier][1] >= 0.3
+    # Of no second it is counted twice.
+    assert sum(seconds for _, seconds in tiers.values()) <= time.monotonic() - began
     assert tiers["orphan"][1] == 0
     later = {tier.tier: tier.total.ToMicroseconds() / 1e6 for tier in (await sandboxes.usage(project)).tiers}
     assert later["stopped"] > tiers["stopped"][1]
