@@ -123,7 +123,7 @@ async def test_w_c10_w_e10_no_value_is_anywhere_but_in_its_agent(loud_house: Hou
         process.stop()
     files = [path for path in Path(loud_house.directory).rglob("*") if path.is_file() and not path.is_symlink()]
     assert {path.name for path in files} >= {"pool.traces", "sandbox.traces"}
-    assert {str(path): found_in(path.read_bytes()) for path in files if found_in(path.read_bytes())} == {}
+    assert {str(path): found for path in files if (found := found_in(path.read_bytes()))} == {}
 
 
 @pytest.fixture
