@@ -1,16 +1,18 @@
-"""What a turn costs beside the agent's own work: warm, cold, many at once, and what a thousand kept agents weigh."""
+"""What a turn costs beside the agent's own work: warm, cold, many at once, on the stand-in of Daytona, and what a
+thousand kept agents weigh."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import statistics
 import uuid
 
-from benchmarks import machine, warm_memory, warm_turns
+from benchmarks import machine, warm_daytona, warm_memory, warm_turns
 from benchmarks.figures import Figures, latency
 from benchmarks.report import Report, Target, most
 from benchmarks.rig import Rig
-from benchmarks.runs import Options, Part, Say, collect, once
+from benchmarks.runs import Measure, Options, Part, Say, collect, once
 from benchmarks.warm_turns import PAUSE_SECONDS, House, Talk, Turn
 
 WORKLOAD = "warm"
@@ -40,11 +42,16 @@ async def run(options: Options, say: Say) -> Report:
                 **await rig.description(),
             },
         )
-        parts = {
+        parts: dict[str, Measure] = {
             "cold starts": lambda: measure_cold(rig, house, cold),
             "one caller": lambda: measure_warm(rig, house, 1, turns, "warm_"),
             "sessions at once": lambda: measure_warm(rig, house, at_once, each, "at_once_"),
         }
+        if importlib.util.find_spec("daytona") is not None:
+            shape = warm_daytona.Shape(1, 2) if options.quick else warm_daytona.Shape()
+            parts["Daytona"] = warm_daytona.part(shape)
+        else:
+            say("the Daytona SDK is not installed, its part is left out: pip install 'hearth[daytona]'")
         await collect(report, parts, options, say)
     async with Rig() as rig:
         await once(report, f"{parked} parked entries", lambda: warm_memory.measure(rig, parked), say)
@@ -117,6 +124,7 @@ def targets(figures: Figures) -> list[Target]:
         most(figures, "warm_p99_ms", 50, "ms"),
         most(figures, "at_once_p50_ms", 40, "ms"),
         most(figures, "cold_p50_ms", 1500, "ms"),
+        *warm_daytona.targets(figures),
         most(figures, "parked_growth_mib", 60, "MiB"),
     ]
 

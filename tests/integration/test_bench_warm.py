@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from benchmarks import warm, warm_memory, warm_turns
+from benchmarks import warm, warm_daytona, warm_memory, warm_turns
 from benchmarks.rig import Rig
 from benchmarks.runs import Part
 
@@ -30,3 +30,9 @@ async def test_parked_entries_are_counted() -> None:
     async with Rig() as rig:
         part = await warm_memory.measure(rig, 10)
     check_part(part, "parked_growth_mib", "parked_entry_kib", "pool_mib_before")
+
+
+async def test_the_ladder_on_the_stand_in_of_daytona() -> None:
+    async with Rig() as rig:
+        part = await warm_daytona.measure(rig, warm_daytona.Shape(1, 1), "--delays", "none")
+    check_part(part, *(f"daytona_{how}_added_ms" for how in warm_daytona.HOWS), "daytona_warm_of_cold")

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks import warm, warm_turns
+from benchmarks import warm, warm_daytona, warm_turns
 from benchmarks.warm_turns import Turn
 from hearth.types.v1 import content_pb2, event_pb2
+from tests.support.daytona.journal import Entry
 
 MS = 1_000_000
 
@@ -107,6 +108,47 @@ def test_figures_and_targets() -> None:
         "at_once_p50_ms": 40,
         "cold_p50_ms": 1500,
         "parked_growth_mib": 60,
+        **{f"daytona_{how}_added_ms": 60 for how in warm_daytona.HOWS},
+        "daytona_warm_of_cold": 0.02,
+        "daytona_restarted_of_cold": 0.6,
     }
     assert all(target.ok for target in warm.targets(met))
     assert not any(target.ok for target in warm.targets({}))
+
+
+def entry(kind: str, at: float, sandbox: str = "b", **data: object) -> Entry:
+    return Entry(1, at, at + 100.0, kind, sandbox, "s", data)
+
+
+def call(began: float, ended: float, path: str = "/api/sandbox", **data: object) -> Entry:
+    return entry("call", ended, path=path, began=began, **{"call": "create", "method": "POST", "status": 200, **data})
+
+
+def test_time_in_the_court_of_the_stand_in_is_not_hearths() -> None:
+    # Sent at 1 s of the stand-in's clock, prompted at 10 s; its wall clock is 100 s ahead.
+    found = turn(sent=101_000 * MS, prompted=110_000 * MS, answered=110_000 * MS, settled=110_500 * MS)
+    entries = [
+        call(0.5, 1.5),  # half of it was before
+        entry("state", 2.0, old="", new="creating"),
+        entry("state", 4.0, old="creating", new="started"),
+        call(3.5, 4.5),  # while it was created
+        call(5.0, 9.0, "/preview/3000-b/v1/acp/x", call="preview", method="GET"),  # a stream
+        call(6.0, 6.1, "/preview/3000-b/v1/health", call="preview", method="GET", status=502),
+        call(6.9, 7.0, "/preview/3000-b/v1/health", call="preview", method="GET", status=502),
+        call(7.2, 7.3, "/preview/3000-b/v1/health", call="preview", method="GET"),
+        call(9.5, 11.0, "/preview/3000-b/v1/acp/x", call="preview"),
+    ]
+    # 0.5 of the first call, 2.5 of the creation and the call in it, 1.0 until the daemon was there, 0.1 to see that,
+    # 0.5 of the prompt.
+    assert warm_daytona.theirs(entries, found) == pytest.approx(4.6)
+    assert warm_daytona.theirs([], found) == 0.0
+    of_how = {how: [found] for how in warm_daytona.HOWS}
+    figures = warm_daytona.figures_of(of_how, entries)
+    assert figures["daytona_cold_ms"] == pytest.approx(9500)
+    assert figures["daytona_cold_added_ms"] == pytest.approx(4900)
+    assert figures["daytona_warm_of_cold"] == 1.0
+
+
+def test_what_overlaps_counts_once() -> None:
+    assert warm_daytona.covered([(1, 3), (2, 4), (2, 3), (6, 5), (7, 8)]) == 4
+    assert warm_daytona.covered([]) == 0
