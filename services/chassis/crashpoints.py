@@ -19,9 +19,14 @@ it cannot reach.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+
+from services.chassis.settings import EXIT_USAGE, StartupError
+
+logger = logging.getLogger(__name__)
 
 VARIABLE = "HEARTH_CRASH_POINT"
 
@@ -33,6 +38,7 @@ class _Armed:
 
     def __init__(self, plan: dict[str, tuple[int, signal.Signals]]) -> None:
         self._plan = plan
+        self.names = sorted(plan)
         self._passed: dict[str, int] = {}
 
     def pass_by(self, name: str) -> None:
@@ -117,12 +123,14 @@ def declared(service: str) -> tuple[str, ...]:
     return tuple(f"{service}.{name}" for name in _declared.get(service, ()))
 
 
-def unknown(names: Iterable[str]) -> list[str]:
-    """Which of these whole names no imported module declared."""
-    known = {f"{service}.{name}" for service, points in _declared.items() for name in points}
-    return [name for name in names if name not in known]
+def announce(service: str) -> None:
+    """Say what this process was told to die or freeze at; for the start of `service`, when its modules are imported.
 
-
-def armed() -> list[str]:
-    """The whole names that this process was told to die or freeze at."""
-    return sorted(_armed._plan) if _armed is not None else []
+    Raises `StartupError` for a point of this service that none of them declares: it would never be reached.
+    """
+    if _armed is None:
+        return
+    unknown = [name for name in _armed.names if name.startswith(f"{service}.") and name not in declared(service)]
+    if unknown:
+        raise StartupError(f"{VARIABLE}: there is no point {', '.join(unknown)}", exit_code=EXIT_USAGE)
+    logger.warning("crash points are armed, this process will die at one", extra={"points": _armed.names})

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from hearth.sandbox.v1 import sandbox_service_pb2_grpc
+from services.chassis import crashpoints
 from services.chassis.migrations import migrate
 from services.chassis.postgres import create_pool
 from services.chassis.server import App, run
@@ -24,6 +25,7 @@ _KEEPALIVE_SECONDS = 300.0
 async def build(app: App[SandboxSettings]) -> AsyncIterator[None]:
     """Everything of one process of this service."""
     settings = app.settings
+    crashpoints.announce(app.name)
     await migrate(settings.postgres_dsn, "sandbox", "services.sandbox", start_timeout=settings.postgres_start_timeout)
     pool = await create_pool(settings, "sandbox")
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)

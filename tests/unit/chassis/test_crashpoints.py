@@ -15,6 +15,7 @@ from services.chassis import crashpoints
 PROGRAM = """
 from services.chassis import crashpoints
 crashpoint = crashpoints.declare("some", "one", "two")
+crashpoints.announce("some")
 for number in range(5):
     crashpoint("one")
     print(number, flush=True)
@@ -50,8 +51,17 @@ def test_on_the_process_dies_at_the_named_passage(value: str, lines: int) -> Non
     assert "crash point reached: some." in done.stderr
 
 
-def test_a_passage_that_never_comes_and_another_name_do_nothing() -> None:
-    assert run("some.one@6,some.three").returncode == 0
+def test_a_passage_that_never_comes_does_nothing_and_it_is_said_that_it_may() -> None:
+    done = run("some.one@6,other.one")
+    assert done.returncode == 0
+    assert "crash points are armed" in done.stderr
+
+
+def test_a_point_that_nobody_declared_fails_the_start() -> None:
+    done = run("some.three")
+    assert done.returncode == 1
+    assert "there is no point some.three" in done.stderr
+    assert done.stdout == ""
 
 
 def test_it_can_freeze_instead() -> None:
@@ -74,7 +84,6 @@ def test_points_are_declared_once_and_enumerable() -> None:
     point = crashpoints.declare("tests", "a", "b")
     assert crashpoints.declared("tests") == ("tests.a", "tests.b")
     assert crashpoints.declared("nobody") == ()
-    assert crashpoints.unknown(["tests.a", "tests.c"]) == ["tests.c"]
     with pytest.raises(ValueError, match="twice"):
         crashpoints.declare("tests", "b")
     with pytest.raises(KeyError):
