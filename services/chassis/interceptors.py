@@ -150,12 +150,27 @@ def _parent(context: Context) -> telemetry_context.Context:
     )
 
 
+class Counter:
+    """How many blocks `with` it are running."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+
+
 class Streams:
     """The streams that are being answered now, so that they can be ended from outside with a status that says why."""
 
     def __init__(self) -> None:
         self._ending: dict[asyncio.Task[Any], HearthError | None] = {}
         self._closed: HearthError | None = None
+        # Calls with one response that are being answered now.
+        self.single = Counter()
 
     def __len__(self) -> int:
         return len(self._ending)
@@ -207,7 +222,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def _mapped(self, method: str, handler: Handler) -> Handler:
         run = as_run(handler)
         # Health watchers and reflection hold no state that an early end would save; they go when the server stops.
-        guard = self._streams if handler.response_streaming and not is_open(method) else contextlib.nullcontext()
+        guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if not is_open(method):
+            guard = self._streams if handler.response_streaming else self._streams.single
 
         async def mapped(request: Any, context: Context) -> Any:
             deadlines.serve_until(context.time_remaining())

@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 EXIT_FAILED = 1
 # Kept back from the shutdown time for what comes after the last call: closing pools, sending the last spans.
 _CLOSING_SECONDS = 3.0
+# How long the status of a stream may be on its way when the process ends.
+_STREAM_END_SECONDS = 2.0
+_LOOK_SECONDS = 0.1
 # With gRPC's own limit, thousands of readers that reconnect at once are refused as CANCELLED, which nobody retries.
 _MAX_PENDING_REQUESTS = 20_000
 
@@ -221,7 +224,11 @@ async def _close(app: App[Any], server: grpc.aio.Server) -> None:
     # From here on no new call is taken, so no stream is missed.
     await asyncio.sleep(0)
     app._streams.close(shutting_down())
-    await stopping
+    told = time.monotonic()
+    while not (await asyncio.wait([stopping], timeout=_LOOK_SECONDS))[0]:
+        # A reader that takes nothing cannot take the end of its stream either: it is not waited for.
+        if not app._streams.single.count and time.monotonic() - told > _STREAM_END_SECONDS:
+            await server.stop(None)
     await app.tasks.stop()
 
 

@@ -134,3 +134,17 @@ async def test_a_reader_that_takes_nothing_is_cut_off_with_its_cursor(servers: S
             await stalled.until_sequence(119)
             # The stalled neighbour was no reason for the other one to wait.
             assert slowest < 1.0
+
+
+async def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(servers: Servers, postgres_dsn: str) -> None:
+    """Its stream cannot be told that it ends. The grace of a shutdown is for work, and here none is left."""
+    async with relay_stack(servers, postgres_dsn, HEARTH_SHUTDOWN_GRACE="300") as stack:
+        session = events.key()
+        async with reading(stack.channel(), session) as stalled, reading(stack.channel(), session) as quick:
+            await stalled.until_ready()
+            await quick.until_ready()
+            stalled.pause()
+            for sequence in range(1, 9):
+                await append(stack.channel(stack.history), session, events.custom(60_000))
+                await quick.until_sequence(sequence)
+            assert await stack.relay.terminate() == 0
