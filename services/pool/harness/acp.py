@@ -171,6 +171,7 @@ class AcpSession:
             agent=self._request.agent,
             headers=self._request.trace_context,
             explain=self._why_not_started,
+            again=True,
         )
         version = _result(answer).get("protocolVersion")
         if version != PROTOCOL_VERSION:
@@ -192,7 +193,11 @@ class AcpSession:
         """Load a session; None when the agent does not have it."""
         # The agent first repeats the conversation, which the log has: of no use here, whether all of it comes or not.
         self._rpc.stream.holes_allowed = True
-        answer = await self._open_call("session/load", {"sessionId": asked, **self._session_params()}, in_order=True)
+        # Asked twice, it would repeat the conversation twice, the second time perhaps into a turn: one that seems lost
+        # is given up, while there is time for a new session.
+        patience = min(self._limits.rpc.lost, self._request.timeout / 2)
+        params = {"sessionId": asked, **self._session_params()}
+        answer = await self._open_call("session/load", params, in_order=True, patience=patience)
         self._rpc.stream.holes_allowed = False
         loaded = _object(answer, "result")
         if "error" in answer or loaded.get("sessionId", asked) != asked:
@@ -202,7 +207,7 @@ class AcpSession:
         return loaded
 
     async def _new(self) -> Message:
-        opened = _result(await self._open_call("session/new", self._session_params()), "AGENT_START_FAILED")
+        opened = _result(await self._open_call("session/new", self._session_params(), again=True), "AGENT_START_FAILED")
         session_id = opened.get("sessionId")
         if not isinstance(session_id, str) or not session_id:
             raise HarnessError("AGENT_PROTOCOL", "the agent opened a session without an id")
@@ -220,15 +225,25 @@ class AcpSession:
             raise HarnessError("AGENT_START_FAILED", f"the agent does not offer the model {model}")
         if models.get("currentModelId") != model:
             params = {"sessionId": self._session_id, "modelId": model}
-            _result(await self._open_call("session/set_model", params), "AGENT_START_FAILED")
+            _result(await self._open_call("session/set_model", params, again=True), "AGENT_START_FAILED")
 
-    async def _open_call(self, method: str, params: Message, *, in_order: bool = False) -> Message:
+    async def _open_call(
+        self,
+        method: str,
+        params: Message,
+        *,
+        in_order: bool = False,
+        again: bool = False,
+        patience: float | None = None,
+    ) -> Message:
         return await self._rpc.call(
             method,
             params,
             timeout=self._request.timeout,
             headers=self._request.trace_context,
             in_order=in_order,
+            again=again,
+            patience=patience,
         )
 
     def _session_params(self) -> Message:

@@ -154,35 +154,52 @@ class RpcConnection:
         in_order: bool = False,
         answered: Callable[[Message], None] | None = None,
         explain: Callable[[Refused], HarnessError] = Refused.as_error,
+        again: bool = False,
+        patience: float | None = None,
     ) -> Message:
         """Send a request and give the answer, which has a `result` or an `error`.
 
         `sent` is set once the request is on its way. `in_order` waits for the stream; `answered` is called at the very
-        place in the stream where the answer is. `explain` says what an HTTP error means.
+        place in the stream where the answer is. `explain` says what an HTTP error means. `again`: what may not have
+        arrived is asked again, under a number of its own; only for what an agent may be asked twice. `patience`: how
+        many seconds the stream may say nothing of one that may not have arrived; then it raises HARNESS_UNREACHABLE.
         """
         self.check()
-        self._number += 1
-        number = self._number
         waiting: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._pending[number] = (waiting, answered)
-        message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
-        posting = asyncio.create_task(
-            self._daemon.post(message, timeout=timeout, agent=agent, headers=headers, sent=sent), name=f"post {method}"
-        )
+        numbers: list[int] = []
+        tries = self._limits.tries if again else 1
         try:
-            await asyncio.wait((posting, waiting), return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                return waiting.result()
-            answer = await self._posted(posting, waiting, explain)
-            if answer is None or not (in_order or waiting.done()):
-                return answer or await waiting
-            return await self._catch_up(waiting)
+            for tried in range(tries):
+                self._number += 1
+                numbers.append(self._number)
+                self._pending[self._number] = (waiting, answered)
+                message = {"jsonrpc": "2.0", "id": self._number, "method": method, "params": params}
+                posting = asyncio.create_task(
+                    self._daemon.post(message, timeout=timeout, agent=agent, headers=headers, sent=sent),
+                    name=f"post {method}",
+                )
+                try:
+                    await asyncio.wait((posting, waiting), return_when=asyncio.FIRST_COMPLETED)
+                    if waiting.done():
+                        return waiting.result()
+                    answer = await self._posted(posting, waiting, explain, again=tried + 1 < tries)
+                finally:
+                    posting.cancel()
+                    await asyncio.wait((posting,))
+                    if not posting.cancelled():
+                        posting.exception()
+                if answer is not None:
+                    return await self._catch_up(waiting) if in_order or waiting.done() else answer
+                if tried + 1 < tries:
+                    # It may have arrived: then the stream tells.
+                    await asyncio.wait((waiting,), timeout=self._limits.lag * 2**tried)
+                    if waiting.done():
+                        return waiting.result()
+                    logger.warning("agent is asked again", extra={"method": method})
+            return await self._heard(waiting, method, patience)
         finally:
-            del self._pending[number]
-            posting.cancel()
-            await asyncio.wait((posting,))
-            if not posting.cancelled():
-                posting.exception()
+            for number in numbers:
+                del self._pending[number]
 
     async def notify(self, method: str, params: Mapping[str, Any]) -> None:
         """Send a notification; tried again when it may not have arrived."""
@@ -197,8 +214,10 @@ class RpcConnection:
         posting: asyncio.Task[Message | None],
         waiting: asyncio.Future[Message],
         explain: Callable[[Refused], HarnessError],
+        *,
+        again: bool,
     ) -> Message | None:
-        """What the POST brought; None when only the stream can tell."""
+        """What the POST brought; None when only the stream can tell, or another try (`again`)."""
         try:
             return await posting
         except Refused as refused:
@@ -210,6 +229,9 @@ class RpcConnection:
                     return waiting.result()
             elif not refused.agent_gone and refused.status in _PASSING and error.reason == "HARNESS_UNREACHABLE":
                 return None
+            elif again and not refused.slug and refused.status in _PASSING - {504}:
+                # Not the daemon's own words, and it says so where a start takes too long.
+                return None
             self.die(error)
             raise error from None
         except Unreached as unreached:
@@ -217,6 +239,17 @@ class RpcConnection:
                 return None
             self.die(unreached.as_error())
             raise unreached.as_error() from None
+
+    async def _heard(self, waiting: asyncio.Future[Message], method: str, patience: float | None) -> Message:
+        """Wait for the stream to bring the answer; no longer than `patience` after the agent said something."""
+        if patience is None:
+            return await waiting
+        asked = self._clock.monotonic()
+        while (left := max(asked, self._said) + patience - self._clock.monotonic()) > 0:
+            await asyncio.wait((waiting,), timeout=left)
+            if waiting.done():
+                return waiting.result()
+        raise HarnessError("HARNESS_UNREACHABLE", f"{method} was not answered, and may not have arrived")
 
     async def _catch_up(self, waiting: asyncio.Future[Message]) -> Message:
         """Wait for the stream to bring the answer that the POST has brought already."""
