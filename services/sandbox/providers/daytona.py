@@ -157,13 +157,21 @@ class DaytonaProvider:
 
         # What was last heard to run is entered at once; only if that fails it is looked at.
         seen = known = self._sdk.known(reference)
+        doubted: InstanceState | None = None
 
         async def restart() -> Address:
-            nonlocal seen
+            nonlocal seen, doubted
             if seen is None or instance_state(seen) is not InstanceState.RUNNING:
                 seen = await self._lifecycle.look(reference, until)
-            if instance_state(seen) is not InstanceState.RUNNING:
-                raise ProviderError(f"{reference} is {seen.state}, not started")
+            state = instance_state(seen)
+            if state is not InstanceState.RUNNING:
+                trouble = f"{reference} is {seen.state}, not started"
+                seen = None
+                # One look may be of before, and what an unknown state means nobody knows.
+                if state is InstanceState.ERROR or (state is doubted and state is not InstanceState.UNKNOWN):
+                    raise ProviderError(trouble)
+                doubted = state
+                raise ProviderUnavailable(trouble)
             found, seen = seen, None
             try:
                 return await self._daemons.restart(found.id, self.workspace(daemon.key), daemon, until)

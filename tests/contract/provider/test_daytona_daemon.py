@@ -173,6 +173,20 @@ async def test_of_two_processes_that_take_over_at_once_at_most_one_daemon_is_lef
     await other.provider.close()
 
 
+@pytest.mark.parametrize("state", ["stopped", "unknown"])
+async def test_a_lie_about_the_state_costs_a_restart_another_look(
+    at_daytona: Place, stand_in: RunningStandIn, scratch: Path, http: aiohttp.ClientSession, state: str
+) -> None:
+    instance = await at_daytona.create()
+    # It knows nothing of the sandbox, so it looks.
+    other = Place(await connect(stand_in, scratch), http)
+    lie = stand_in.faults.add(Fault("get", Kind.LIE, state=state, times=1))
+    daemon, _, _ = await other.daemon(instance)
+    assert lie.fired == 1
+    assert await daemon.health() == 200
+    await other.provider.close()
+
+
 async def test_a_sandbox_that_stops_under_a_restart_is_told(at_daytona: Place, stand_in: RunningStandIn) -> None:
     instance = await at_daytona.create()
     stand_in.kill(instance.provider_id)
