@@ -40,7 +40,7 @@ from tests.support.witnessed_agentd import Witness
 
 _T = TypeVar("_T")
 
-WARM_CAP = 2
+WARM_CAP = 3
 AGENT = "logged"
 _SCRIPTED = [sys.executable, "-P", "-m", "hearth.agents.scripted"]
 # Codes of calls whose service was frozen or killed meanwhile.
@@ -185,12 +185,16 @@ class PoolScene:
         for process in self.house.processes.values():
             if process.running:
                 process.thaw()
-        for other in self._others:
-            if other.running:
-                other.thaw()
-                await other.terminate()
-        self._others.clear()
-        if not self.pool.running or self.pool.env != self._usual:
+        if self._others:
+            # Whoever of them has the place now: what follows begins with one that has it for sure.
+            for process in [self.pool, *self._others]:
+                if process.running:
+                    process.thaw()
+                    await process.terminate()
+            self._others.clear()
+        if self.pool.running and self.pool.env == self._usual:
+            await self._connect(self.house)
+        else:
             await self.pool_again()
         request = sandbox_service_pb2.ListSandboxesRequest()
         left = (await self.backend.sandboxes.ListSandboxes(request, timeout=20)).sandboxes

@@ -178,7 +178,7 @@ async def at_most_one_idle(backend: Backend) -> None:
 
 async def test_a_message_while_its_sandbox_loses_the_slot_restarts_it(scene: PoolScene) -> None:
     backend = scene.backend
-    victim, kept = await parked(backend, "victim"), await parked(backend, "kept")
+    victim, *kept = [await parked(backend, name) for name in ("victim", "kept", "kept")]
     newcomer = key("newcomer")
     frozen = scene.aim("sandbox.stop.written")
     await backend.run(newcomer, "hello")
@@ -189,7 +189,7 @@ async def test_a_message_while_its_sandbox_loses_the_slot_restarts_it(scene: Poo
     second = await backend.ending(victim, sent.started.execution.execution_id)
     assert summary(second).how == "restarted"
     await remembers(backend, victim, second)
-    for session in (victim, kept, newcomer):
+    for session in (victim, *kept, newcomer):
         await scene.check(backend, session)
     await scene.check_cap(backend)
 
@@ -199,7 +199,7 @@ async def test_a_sandbox_that_a_message_has_taken_loses_no_slot(scene: PoolScene
     newcomer = key("newcomer")
     hanging = (await backend.send(newcomer, "hang")).started.execution.execution_id
     await scene.until_handed_over(hanging)
-    taken, kept = await parked(backend, "taken"), await parked(backend, "kept")
+    taken, *kept = [await parked(backend, name) for name in ("taken", "kept", "kept")]
     frozen = scene.aim("sandbox.acquire.attached_written")
     sent = await backend.send(taken, "what is my name?")
     await frozen.reached()
@@ -210,6 +210,6 @@ async def test_a_sandbox_that_a_message_has_taken_loses_no_slot(scene: PoolScene
     assert summary(second).how == "warm"
     await remembers(backend, taken, second)
     await backend.idle_entry(newcomer)
-    for session in (taken, kept, newcomer):
+    for session in (taken, *kept, newcomer):
         await scene.check(backend, session)
     await scene.check_cap(backend)
