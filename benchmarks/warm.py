@@ -18,6 +18,8 @@ from benchmarks.warm_turns import PAUSE_SECONDS, House, Talk, Turn
 WORKLOAD = "warm"
 
 _TURNS, _SESSIONS, _TURNS_EACH, _COLD = 200, 8, 25, 5
+# Between the turns of each of many sessions: somebody reads and writes, also where eight of them talk at once.
+_PAUSE_AT_ONCE = 0.5
 _QUICK = (10, 2, 3, 1)
 _PARKED, _PARKED_QUICK = 1_000, 20
 # More than any part keeps, and longer than any part takes.
@@ -37,6 +39,7 @@ async def run(options: Options, say: Say) -> Report:
                 "turns_each": each,
                 "cold_starts": cold,
                 "pause_s": PAUSE_SECONDS,
+                "pause_at_once_s": _PAUSE_AT_ONCE,
                 "parked_entries": parked,
                 "runs": options.runs,
                 **await rig.description(),
@@ -45,7 +48,7 @@ async def run(options: Options, say: Say) -> Report:
         parts: dict[str, Measure] = {
             "cold starts": lambda: measure_cold(rig, house, cold),
             "one caller": lambda: measure_warm(rig, house, 1, turns, "warm_"),
-            "sessions at once": lambda: measure_warm(rig, house, at_once, each, "at_once_"),
+            "sessions at once": lambda: measure_warm(rig, house, at_once, each, "at_once_", _PAUSE_AT_ONCE),
         }
         if importlib.util.find_spec("daytona") is not None:
             shape = warm_daytona.Shape(1, 2) if options.quick else warm_daytona.Shape()
@@ -74,26 +77,29 @@ async def measure_cold(rig: Rig, house: House, count: int) -> Part:
     return Part(figures, usage.others_cores, problems)
 
 
-async def measure_warm(rig: Rig, house: House, sessions: int, count: int, prefix: str) -> Part:
+async def measure_warm(
+    rig: Rig, house: House, sessions: int, count: int, prefix: str, pause: float = PAUSE_SECONDS
+) -> Part:
     """Warm turns of some sessions at a time, each behind a cold one that does not count."""
 
-    async def talk_on(name: str) -> tuple[Turn, list[Turn]]:
-        async with _talk(house, name) as talk:
+    async def talk_on(number: int) -> tuple[Turn, list[Turn]]:
+        async with _talk(house, f"warm{number}") as talk:
             first = await talk.turn()
             started.append(first)
             if len(started) == sessions:
                 everybody.set()
             await everybody.wait()
-            await asyncio.sleep(4 * PAUSE_SECONDS)
+            # Not all in step: nobody reads equally fast.
+            await asyncio.sleep(4 * PAUSE_SECONDS + pause * number / sessions)
             turns = []
             for _ in range(count):
                 turns.append(await talk.turn())
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(pause)
             return first, turns
 
     started: list[Turn] = []
     everybody = asyncio.Event()
-    running = asyncio.gather(*(talk_on(f"warm{number}") for number in range(sessions)))
+    running = asyncio.gather(*(talk_on(number) for number in range(sessions)))
     await everybody.wait()
     with machine.measured(rig.pids(*house.services.values())) as usage:
         talks = await running
