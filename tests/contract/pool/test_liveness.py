@@ -14,7 +14,7 @@ import pytest
 from hearth.sandbox.v1 import sandbox_service_pb2
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import session_pb2
-from tests.contract.pool.house import Backend, agent_text, eventually, key, summary
+from tests.contract.pool.house import Backend, House, agent_text, eventually, frozen, key, summary
 from tests.support.sandboxes import members
 
 # Far below what the silence of a stream takes to be noticed (60 s), and above what a busy machine makes of 3 s.
@@ -105,6 +105,31 @@ async def test_a_frozen_daemon_is_no_dead_one(backend: Backend) -> None:
         process.resume()
     ending = await backend.ending(session, sent.started.execution.execution_id)
     assert ending.HasField("execution_completed")
+
+
+async def test_output_that_the_daemon_could_not_keep_is_told_as_lost(backend: Backend, house: House) -> None:
+    """A pool that was away for so long that the daemon let go of what it had not read."""
+    session = key()
+    await backend.run(session, "hello")
+    sent = await backend.send(session, "stream 3 words\nsleep 1\nflood 6000 5000\nfs-write done.txt yes\nhang")
+    execution_id = sent.started.execution.execution_id
+
+    async def asked() -> bool:
+        return (await backend.execution(session, execution_id)).HasField("started_at")
+
+    async def all_said() -> bool:
+        return any((house.directory / "sandboxes").rglob("done.txt"))
+
+    await eventually(asked)
+    with frozen(house, "pool"):
+        await eventually(all_said)
+    ending = await backend.ending(session, execution_id)
+    assert ending.execution_failed.code == "HARNESS_STREAM_LOST"
+    assert summary(ending).manifest.incomplete
+    events = [event for event in await backend.events(session) if event.execution_id == execution_id]
+    cut = [event.message_completed for event in events if event.HasField("message_completed")]
+    assert cut[-1].finish_reason == "truncated"
+    assert summary(await backend.run(session, "hello")).how in {"cold", "restarted"}
 
 
 async def test_an_agent_that_lists_its_commands_has_not_answered(backend: Backend) -> None:
