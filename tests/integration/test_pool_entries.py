@@ -29,6 +29,12 @@ from tests.support.sandbox_recorder import SandboxRecorder, recorded
 from tests.support.servers import Servers
 
 SCRIPTED = [sys.executable, "-m", "hearth.agents.scripted"]
+# An agent whose second and third start fail.
+STUMBLING = [
+    *("sh", "-c"),
+    'n=$(cat "$HOME/starts" 2>/dev/null || echo 0); echo $((n + 1)) >"$HOME/starts"; case $n in 1 | 2) exit 3 ;; esac;'
+    f' exec "{sys.executable}" -m hearth.agents.scripted',
+]
 
 
 class Recorded:
@@ -81,7 +87,11 @@ class Recorded:
 async def recorded_house(servers: Servers, **env: str) -> AsyncIterator[Recorded]:
     """Services of their own, with the recorder before their sandbox service."""
     dsn = servers.create_database()
-    agents = {"other": {"command": SCRIPTED, "env": {"MODEL_KEY": "for all"}}, "broken": {"command": ["false"]}}
+    agents = {
+        "other": {"command": SCRIPTED, "env": {"MODEL_KEY": "for all"}},
+        "broken": {"command": ["false"]},
+        "stumbling": {"command": STUMBLING},
+    }
     house = House(
         servers.scratch(),
         dsn,
@@ -299,6 +309,22 @@ async def test_an_agent_whose_claim_does_not_stand_is_dropped_and_nothing_is_ask
     after = await shared.backend.run(gone, "hello")
     assert after.HasField("execution_completed")
     assert summary(after).how == "cold"
+
+
+async def test_an_agent_that_does_not_open_in_a_kept_sandbox_costs_a_cold_start(shared: Recorded) -> None:
+    session, spec = key(), sessions.SessionSpec(agent="stumbling")
+    first = await shared.backend.run(session, "remember my name is Ada", spec=spec)
+    await shared.until_told(session, "Acquire", "Release CLEAN_TURN")
+    evict = pool_service_pb2.EvictEntryRequest(session=session, request_id="evict")
+    await shared.backend.pools.EvictEntry(evict, timeout=20)
+    second = await shared.backend.run(session, "what is my name?", spec=spec)
+    assert (summary(first).how, summary(second).how) == ("cold", "cold")
+    assert second.HasField("execution_completed"), second
+    assert "Ada" in agent_text(await shared.backend.events(session), second.execution_id)
+    first_turn, second_turn = ["Acquire", "Release CLEAN_TURN"], ["Acquire", "Release FAILED_TURN", "Acquire"]
+    await shared.until_told(session, *first_turn, "Release CAPACITY", *second_turn, "Release CLEAN_TURN")
+    how = [call.answer.how for call in shared.recorder.about(session) if call.method == "Acquire"]
+    assert how[-2:] == [sandbox_pb2.ACQUIRE_HOW_RESTARTED, sandbox_pb2.ACQUIRE_HOW_CREATED]
 
 
 async def test_w_e07_a_configuration_that_could_not_be_applied_is_not_taken_for_applied(shared: Recorded) -> None:

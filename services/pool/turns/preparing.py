@@ -99,6 +99,8 @@ class Preparation:
         self.provider = self.spec.sandbox.provider or room.settings.default_provider
         self.sandbox_id = ""
         self.entry: Entry | None = None
+        # An agent is being opened, or could not be, in a sandbox that was kept.
+        self.opening_kept = False
         self._gives_up_at = room.clock.monotonic() + room.settings.history_patience
         self._content = content_of(picked.content)
         self._spec_digest = hashlib.sha256(picked.spec).digest()
@@ -256,7 +258,9 @@ class Preparation:
 
     async def _open(self, entry: Entry, acquired: Acquired) -> Ready:
         with self._stages.stage("open") as stage:
+            self.opening_kept = acquired.how != "created"
             harness = await self._open_session(entry, acquired)
+            self.opening_kept = False
             stage.how = "load" if harness.loaded else "new"
         crashpoint("prepare.opened")
         entry.live = live = Live(

@@ -221,7 +221,15 @@ class Turn:
     async def _prepare(self) -> Ready:
         while True:
             self._attempt += 1
-            ready = await self._preparation.prepare(self._attempt)
+            try:
+                ready = await self._preparation.prepare(self._attempt)
+            except TurnFailed as failed:
+                # It may be what is left in the sandbox that fails; in a new one nothing is.
+                entry = self._preparation.entry
+                if entry is None or not self._preparation.opening_kept or self._attempt >= _ATTEMPTS:
+                    raise
+                await self._start_over(entry, "continuation", failed.code)
+                continue
             try:
                 await self._preparation.bring_files(ready)
                 break
