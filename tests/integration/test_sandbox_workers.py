@@ -302,3 +302,24 @@ async def test_one_that_was_frozen_in_a_restart_neither_kills_nor_joins_the_daem
     await awake.close()
     await frozen.close()
     assert left_below(root) == []
+
+
+async def test_a_claim_that_was_overtaken_begins_nothing(one: Replica) -> None:
+    me = holder()
+    answer = await one.acquire("s", 1, holder=me)
+    await one.release("s", 1)
+    row, store = await one.row(answer.sandbox_id), one.parts.store
+    # Both were admitted, the higher one last; the lower one has decided by what it read before that.
+    for epoch in (2, 3):
+        assert (await store.admit(Key("p1", "s"), Claim(epoch, 1), me)).admitted
+    lower = dataclasses.replace(row, claim=Claim(2, 1), tenure=Tenure.ACTIVE, holder=me)
+    assert await store.move(row, lower, while_highest=True) is None
+    assert await store.move(row, dataclasses.replace(lower, claim=Claim(3, 1)), while_highest=True) is not None
+    await one.release("s", 3, reason="KILLED")
+    for epoch in (4, 5):
+        assert (await store.admit(Key("p1", "s"), Claim(epoch, 1), me)).admitted
+    intent = dataclasses.replace(lower, sandbox_id=new_id(), claim=Claim(4, 1))
+    assert await store.insert(intent, deadline=60) is None
+    written = await store.insert(dataclasses.replace(intent, claim=Claim(5, 1)), deadline=60)
+    assert written is not None
+    await one.parts.reconciler._transitions.delete(written)
