@@ -39,7 +39,7 @@ from services.pool.turns.sandboxes import Sandboxes
 from services.pool.warnings import warnings
 
 logger = logging.getLogger(__name__)
-crashpoint = crashpoints.declare("pool", "shutdown.turns_ended", "shutdown.flushed")
+crashpoint = crashpoints.declare("pool", "shutdown.turns_ended")
 
 # Of the time that a process has to end: turns may finish, then they are ended; then what waits is told. The rest is
 # for letting idle agents go.
@@ -153,7 +153,6 @@ def _end_in_order(app: App[PoolSettings], parts: Parts, producer: Producer) -> N
 
     async def flush() -> None:
         await producer.close(grace * _FLUSH_PART)
-        crashpoint("shutdown.flushed")
 
     async def release() -> None:
         await parts.entries.close_all()

@@ -26,9 +26,7 @@ from services.pool.turns.sandboxes import Sandboxes
 from services.pool.warm.entries import Entries
 
 logger = logging.getLogger(__name__)
-crashpoint = crashpoints.declare(
-    "pool", "kill.committed", "delete.committed", "delete.workspace_deleted", "delete.log_deleted"
-)
+crashpoint = crashpoints.declare("pool", "kill.committed", "delete.committed", "delete.workspace_deleted")
 
 # How long a Kill waits for its ending to be in the log before it answers all the same.
 _TOLD_SECONDS = 2.0
@@ -92,7 +90,6 @@ class Removal:
         await self._sandboxes.delete_workspace(key, Claim(epoch, 0))
         crashpoint("delete.workspace_deleted")
         await self._log.delete(key)
-        crashpoint("delete.log_deleted")
         await self._store.purge(key)
         logger.info("session deleted", extra={"session": str(key)})
 

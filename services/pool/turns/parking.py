@@ -17,7 +17,7 @@ from services.pool.turns.sandboxes import Sandboxes
 from services.pool.warm.entries import Entries, Entry
 
 logger = logging.getLogger(__name__)
-crashpoint = crashpoints.declare("pool", "park.releasing", "park.released", "close.agent_closed", "close.released")
+crashpoint = crashpoints.declare("pool", "park.releasing", "park.released", "close.agent_closed")
 
 Reason: TypeAlias = "sandbox_pb2.ReleaseReason.ValueType"
 
@@ -32,7 +32,6 @@ async def close_agent(sandboxes: Sandboxes, entry: Entry, reason: Reason) -> Non
     crashpoint("close.agent_closed")
     try:
         await sandboxes.release(entry.key, entry.claim, reason)
-        crashpoint("close.released")
     except HearthError as error:
         logger.warning("sandbox was not released", extra={"session": str(entry.key), "reason": error.reason})
         if error.reason != "FENCED":

@@ -35,9 +35,7 @@ from services.pool.warm.entries import Entry, Live
 from services.pool.warm.transcripts import Transcript
 
 logger = logging.getLogger(__name__)
-crashpoint = crashpoints.declare(
-    "pool", "prepare.checked_out", "prepare.reserved", "prepare.acquired", "prepare.opened"
-)
+crashpoint = crashpoints.declare("pool", "prepare.checked_out", "prepare.acquired", "prepare.opened")
 
 _LOG_RETRY_SECONDS = 1.0
 # Events that count for the identity of a conversation.
@@ -119,7 +117,6 @@ class Preparation:
             await self._begin()
         if self.entry is None:
             self.entry = await self._room.entries.reserve(self._key, claim)
-            crashpoint("prepare.reserved")
         entry = self.entry
         # Before the call: whoever cleans up after a call that was cut off closes this claim.
         entry.claim = claim
