@@ -46,17 +46,17 @@ async def stand_in(scratch: Path) -> AsyncIterator[RunningStandIn]:
 
 @pytest_asyncio.fixture
 async def at_daytona(stand_in: RunningStandIn, scratch: Path, http: aiohttp.ClientSession) -> AsyncIterator[Place]:
-    """The Daytona provider alone, at `stand_in`, with short limits."""
+    """The Daytona provider alone, at `stand_in`, with limits that a busy machine keeps."""
     provider = await connect(
         stand_in,
         scratch,
-        call_seconds=2.0,
-        slice_seconds=4.0,
-        create_seconds=8.0,
-        start_seconds=8.0,
-        stop_seconds=8.0,
-        delete_seconds=8.0,
-        daemon_seconds=15.0,
+        call_seconds=6.0,
+        slice_seconds=8.0,
+        create_seconds=25.0,
+        start_seconds=25.0,
+        stop_seconds=25.0,
+        delete_seconds=25.0,
+        daemon_seconds=25.0,
         clean_up_seconds=4.0,
         grace_seconds=0.5,
     )
