@@ -226,7 +226,7 @@ async def an_acquire_that_comes_between_a_slot_and_its_park(stage: Stage) -> Non
     async with connected(doomed.address) as calls, connected(other.address) as others:
         await stage.acquire(calls)
         releasing = asyncio.create_task(stage.release(calls, "CLEAN_TURN"))
-        await doomed.logs("crash point reached: sandbox.park.slot_taken")
+        await doomed.logs("crash point reached: sandbox.park.slot_taken", timeout=60)
         await stage.acquire(others, 2)
         doomed.thaw()
         await died(doomed, stage.point)

@@ -207,7 +207,7 @@ async def test_a_holder_that_was_frozen_reaches_nothing_after_its_thaw(postgres_
                 rows = [state(await calls.get(answer.sandbox_id)) for answer in (parked, active)]
                 return rows == ["STOPPED/FREE", "GONE/FREE"]
 
-            await until(ended)
+            await until(ended, seconds=60)
             assert found.witness.alive() == []
             new = {session: await calls.acquire(session, 2, holder=awake) for session in ("parked", "active")}
             # It thaws: everything that it still knows opens nothing, and what it releases is not its any more.
@@ -240,11 +240,11 @@ async def test_a_lease_that_runs_out_during_an_acquire_ends_it_only_when_its_cal
             async def states(*wanted: str) -> bool:
                 return sorted(state(row) for row in await calls.list()) == sorted(wanted)
 
-            await until(lambda: states("STARTING/ACTIVE", "STARTING/ACTIVE"))
+            await until(lambda: states("STARTING/ACTIVE", "STARTING/ACTIVE"), seconds=60)
             gone.cancel()
             await asyncio.wait([gone])
             # Both creates hang for longer than a lease. One has a caller that waits for it.
-            await until(lambda: states("STARTING/ACTIVE"))
+            await until(lambda: states("STARTING/ACTIVE"), seconds=60)
             found.faults.clear("hold-restart_daemon")
             answer = await waiting
             assert [row.sandbox_id for row in await calls.list()] == [answer.sandbox_id]
@@ -270,7 +270,7 @@ async def test_a_replica_that_freezes_at_work_loses_it_and_harms_nothing_after_i
                 await calls.release("s", 1)
                 epoch = 2
             late = asyncio.create_task(lost_calls.acquire("s", epoch, holder=found.me))
-            await frozen.logs("crash point reached")
+            await frozen.logs("crash point reached", timeout=60)
             answer = await calls.acquire("s", epoch, holder=found.me)
             frozen.thaw()
             # What it comes back with is what its claim has by now, or that it was late.
@@ -294,7 +294,7 @@ async def test_a_replica_that_freezes_while_it_reconciles_does_not_keep_the_othe
     async with scene(postgres_dsn, scratch) as found:
         # Another one than the first pass: it must be serving.
         frozen = await found.started(**{CRASH_POINT: "sandbox.reconcile.listed@4=stop"})
-        await frozen.logs("crash point reached")
+        await frozen.logs("crash point reached", timeout=60)
         awake = await found.started()
         name = await found.stranger(await found.deployment())
         async with connected(awake.address) as calls:
@@ -354,7 +354,7 @@ async def test_a_lower_cap_is_kept_after_a_restart(postgres_dsn: str, scratch: P
                 (slots,) = (await calls.usage()).slots
                 return slots.cap == slots.used == len(found.witness.alive()) == 1
 
-            await until(one_is_kept)
+            await until(one_is_kept, seconds=60)
             await calls.clear()
 
 
