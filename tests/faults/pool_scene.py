@@ -17,10 +17,12 @@ import json
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import asyncpg
 import grpc.aio
 import psutil
 
@@ -32,7 +34,7 @@ from services.chassis import crashpoints
 from services.pool.sealing import new_key
 from tests.contract.pool.house import ENDINGS, Backend, House, eventually
 from tests.support.processes import MARKER, ServiceProcess
-from tests.support.sandboxes import members
+from tests.support.sandboxes import FAST, members
 from tests.support.servers import Servers
 from tests.support.waiting import eventually as until
 from tests.support.witnessed_agentd import VARIABLE as WITNESS_VARIABLE
@@ -178,6 +180,36 @@ class PoolScene:
         """Return when a launched pool serves; a backend of it."""
         await asyncio.to_thread(second.pool.wait_serving, 60.0)
         return await self._connect(second)
+
+    @asynccontextmanager
+    async def hasty_leases(self) -> AsyncIterator[None]:
+        """A sandbox service for which a claim that is not renewed ends within seconds, not minutes."""
+        service = self.house.processes["sandbox"]
+        usual = dict(service.env)
+        service.env.update(FAST)
+        await service.restart()
+        try:
+            yield
+        finally:
+            service.env.clear()
+            service.env.update(usual)
+            await service.restart()
+
+    async def until_all_ended(self) -> None:
+        """S2: return when no daemon and no process of any sandbox is left."""
+        ids = {one.sandbox_id for one in self.witness.started()}
+        await until(lambda: not self.witness.alive() and not any(members(one) for one in ids), timeout=60)
+
+    async def a_minute_after_deletion(self, session: session_pb2.SessionKey) -> None:
+        """Let a minute pass for a session that is being deleted."""
+        connection = await asyncpg.connect(self.house.dsn)
+        try:
+            await connection.execute(
+                "UPDATE pool.session SET deleted_at = deleted_at - interval '1 minute' WHERE session = $1",
+                session.session,
+            )
+        finally:
+            await connection.close()
 
     async def clean_up(self) -> None:
         """After a test: nothing frozen, one pool, as usual; and what the test made can be ended to the last process."""

@@ -76,9 +76,7 @@ async def test_a_second_pool_waits_and_takes_over_what_a_killed_one_left(scene: 
     await scene.check_cap(backend)
 
 
-@pytest.mark.parametrize(
-    "point", ["prepare.acquired", "prompt.sending", "prompt.sent", "turn.answered", "park.releasing"]
-)
+@pytest.mark.parametrize("point", ["prepare.acquired", "prompt.sending", "prompt.sent", "park.releasing"])
 async def test_a_holder_that_thaws_after_another_took_over_reaches_nobody(scene: PoolScene, point: str) -> None:
     first, frozen_pool = scene.backend, scene.pool
     kept, busy = await met(first, "kept"), key("busy")
@@ -139,7 +137,7 @@ async def test_a_message_at_the_door_of_a_holder_that_thaws_runs_once(scene: Poo
     await scene.check_cap(backend)
 
 
-@pytest.mark.parametrize("point", ["prepare.acquired", "park.releasing", "close.begun"])
+@pytest.mark.parametrize("point", ["prepare.acquired", "close.begun"])
 async def test_a_shutdown_ends_what_runs_lets_go_what_is_kept_and_leaves_nothing(scene: PoolScene, point: str) -> None:
     backend = scene.backend
     kept, busy, session = await met(backend, "kept"), await met(backend, "busy"), key("third")
