@@ -129,6 +129,8 @@ class Preparation:
                 with self._stages.stage("open", long=False) as stage:
                     stage.how = "continue"
                 live.given = self._given
+                # The same daemon, whose address at the provider may have changed since.
+                live.harness.reach(acquired.endpoint)
                 return Ready(entry, live, "warm", "", acquired.workspace)
             # Another daemon, or another sandbox: what we knew is gone, and nothing of it may be touched.
             self._room.stats.missed("instance")
