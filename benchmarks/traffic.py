@@ -38,7 +38,8 @@ _LOOK_SECONDS = 0.5
 @dataclass(frozen=True, slots=True)
 class Shape:
     """How much traffic. `seconds`: at least, and up to twice that until every kind of fault has fired `fired` times.
-    `settle`: seconds after its end by which nothing may run."""
+    `settle`: seconds after its end by which nothing may run; it is looked at until then, or until it was so for `calm`
+    seconds."""
 
     sessions: int = 100
     cap: int = 20
@@ -48,10 +49,11 @@ class Shape:
     at_once: int = 10
     fired: int = _LEAST_FIRED
     settle: float = 60.0
+    calm: float = 60.0
     faulty: float = _FAULTY
 
 
-SMALL = Shape(sessions=10, cap=2, window=2.0, seconds=20.0, at_once=5, fired=0)
+SMALL = Shape(sessions=10, cap=2, window=2.0, seconds=20.0, at_once=5, fired=0, calm=3.0)
 
 
 @dataclass(slots=True)
@@ -127,7 +129,7 @@ async def _traffic(client: Client, stand_in: RemoteStandIn, shape: Shape, say: S
     ended = time.monotonic()
     say(f"traffic ended after {ended - began:.0f} s: {dict(diary.acts)}")
     # Faults go on meanwhile.
-    zero_at, running = await _until_nothing_runs(stand_in, ended + shape.settle)
+    zero_at, running = await _until_nothing_runs(stand_in, ended + shape.settle, shape.calm)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
 
@@ -173,14 +175,14 @@ async def _watch(client: Client, watched: Watched) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _until_nothing_runs(stand_in: RemoteStandIn, until: float) -> tuple[float, int]:
-    """When the last sandbox ended, and how many run at `until`."""
+async def _until_nothing_runs(stand_in: RemoteStandIn, until: float, calm: float) -> tuple[float, int]:
+    """When the last sandbox ended, and how many run at `until`, or once none did for `calm` seconds."""
     zero_at = time.monotonic()
     while True:
         running = await stand_in.running()
         if running:
             zero_at = time.monotonic()
-        if time.monotonic() >= until:
+        if time.monotonic() >= min(until, zero_at + calm):
             return zero_at, running
         await asyncio.sleep(_LOOK_SECONDS)
 

@@ -12,9 +12,12 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from benchmarks import traffic
 
 
+@pytest.mark.timeout(300)
 async def test_traffic_while_everything_goes_wrong_now_and_then(tmp_path: Path) -> None:
     """S1, S2, S3, P2, H6 and C4 in one: one sandbox a session, never more kept than the cap, none left, one ending for
     each input, no failure without a fault."""
