@@ -202,7 +202,8 @@ async def serve(directory: Path, options: Options) -> AsyncIterator[RunningStand
         app.add_routes(AdminApi(stand_in).routes())
         if options.events:
             events = Events(app, fleet, api_key, urls.toolbox)
-        # A caller that goes away ends its handler; what it began goes on in tasks of the fleet.
+        # A caller that goes away ends its handler, and with it what a fault delays; what was begun goes on in tasks of
+        # the fleet.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
