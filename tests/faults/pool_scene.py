@@ -103,6 +103,7 @@ class PoolScene:
         self._usual = dict(self.house.pool.env)
         self._others: list[ServiceProcess] = []
         self._backends: list[Backend] = []
+        self._prompts_before = self._daemons_before = 0
 
     @property
     def pool(self) -> ServiceProcess:
@@ -152,7 +153,8 @@ class PoolScene:
         return self._backends[-1]
 
     async def begin(self) -> None:
-        """Before a test."""
+        """Before a test: what came before is not looked at again."""
+        self._prompts_before, self._daemons_before = len(self.journal()), len(self.witness.started())
         await self._connect(self.house)
 
     async def pool_again(self, **changes: str) -> Backend:
@@ -233,8 +235,7 @@ class PoolScene:
         sessions = {(one.session.project, one.session.session): one.session for one in left}
         await asyncio.gather(*(_end(self.backend, one) for one in sessions.values()))
         await until(lambda: not self.witness.alive(), timeout=30)
-        self.witness.check()
-        self.check_prompts()
+        self.check_agents()
         while self._backends:
             await self._backends.pop().close()
 
@@ -285,17 +286,17 @@ class PoolScene:
         ids = [one.sandbox_id for one in await self.sandboxes(backend, session, gone=True)]
         await until(lambda: not self.daemons(session) and not any(members(one) for one in ids), timeout=30)
 
-    def check_prompts(self) -> None:
-        """No prompt was ever handed over twice."""
-        counts = Counter(line["message_id"] for line in self.journal())
+    def check_agents(self) -> None:
+        """In this test no prompt was handed over twice, and no daemon started beside another one of its session."""
+        assert [one for one in self.witness.started()[self._daemons_before :] if one.second] == []
+        counts = Counter(line["message_id"] for line in self.journal()[self._prompts_before :])
         assert {one: times for one, times in counts.items() if times > 1} == {}
 
     async def check(
         self, backend: Backend, session: session_pb2.SessionKey, *, failed: int = 0
     ) -> list[event_pb2.Event]:
         """S1, H6, P2 for a session whose turns are over; its endings. `failed` of them may be failures."""
-        self.witness.check()
-        self.check_prompts()
+        self.check_agents()
         events = await backend.events(session)
         started = [event.execution_id for event in events if event.HasField("execution_started")]
         endings = [event for event in events if event.WhichOneof("body") in ENDINGS]

@@ -114,6 +114,33 @@ async def test_a_holder_that_thaws_after_another_took_over_reaches_nobody(scene:
     await scene.check_cap(backend)
 
 
+async def test_a_holder_that_was_frozen_for_longer_than_its_leases_goes_on_without_what_was_ended(
+    scene: PoolScene,
+) -> None:
+    backend = scene.backend
+    kept, busy, session = await met(backend, "kept"), key("busy"), await met(backend, "frozen")
+    # A first turn: of one that an agent that was kept has begun, the next attempt may follow.
+    cut = await hanging(scene, busy)
+    # It has the answer that its agent is still there, and has not asked it anything yet.
+    frozen = scene.aim("pool.prepare.acquired")
+    sent = await backend.send(session, "what is my name?")
+    await frozen.reached()
+    async with scene.hasty_leases():
+        await scene.until_all_ended()
+    frozen.thaw()
+    # P2: that costs a start, not the turn.
+    ending = await backend.ending(session, sent.started.execution.execution_id)
+    assert ending.HasField("execution_completed"), ending
+    assert "Ada" in agent_text(await backend.events(session), ending.execution_id)
+    assert (await backend.ending(busy, cut)).HasField("execution_failed")
+    await backend.settled(busy, cut)
+    assert summary(await knows_ada(backend, kept)).how == "restarted"
+    assert (await backend.run(busy, "hello")).HasField("execution_completed")
+    for each in (kept, busy, session):
+        await scene.check(backend, each, failed=each is busy)
+    await scene.check_cap(backend)
+
+
 async def test_a_message_at_the_door_of_a_holder_that_thaws_runs_once(scene: PoolScene) -> None:
     first = scene.backend
     session = await met(first)
