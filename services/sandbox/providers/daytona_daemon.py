@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _PREVIEW_HEADER = "X-Daytona-Preview-Token"
 _PROBE_SECONDS = 2.0
-_PROBE_PAUSE = 0.03
+# The way through the proxy paces these more than the pause, which every start pays once.
+_PROBE_PAUSE = 0.01
 # A daemon that does not answer is looked at from inside as often as this.
 _LOOK_INSIDE_SECONDS = 0.5
 
