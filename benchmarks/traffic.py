@@ -46,7 +46,7 @@ class Shape:
     window: float = 10.0
     seconds: float = 180.0
     seed: int = 1
-    at_once: int = 10
+    at_once: int = 24
     fired: int = _LEAST_FIRED
     settle: float = 60.0
     calm: float = 60.0
@@ -84,6 +84,8 @@ def targets(figures: Figures, shape: Shape) -> list[Target]:
         most(figures, "running_after", 0, f"sandboxes running {shape.settle:.0f} s after"),
         most(figures, "processes_left", 0, "processes"),
         least(figures, "fired_least", shape.fired, "times that each kind of fault fired"),
+        # A cap that nothing presses against is kept by anything.
+        Target("cap_reached", figures.get("slots_most", 0), shape.cap if shape.fired else 0, "warm slots in use"),
     ]
 
 
