@@ -150,9 +150,9 @@ async def test_a_delete_that_breaks_is_finished_by_the_server(client: AsyncDayto
     await eventually(lambda: stand_in.log.of("state", new="error"))
     # An errored one that was told to go is a 404, so it must not run any more.
     assert not marked(made.id)
+    await eventually(lambda: not stand_in.sandboxes())
     with pytest.raises(DaytonaNotFoundError):
         await client.get(made.id)
-    await eventually(lambda: not stand_in.sandboxes())
 
 
 async def test_faults_of_toolbox_and_proxy_come_from_there(client: AsyncDaytona, stand_in: RunningStandIn) -> None:

@@ -54,6 +54,7 @@ class Fleet:
         self._chance = Chance(setting.delays.seed)
         self._addresses = Addresses()
         self._sandboxes: dict[str, Sandbox] = {}
+        self._bases: list[Base] = []
         self._made = self._destroyed = 0
         self._listeners: list[Listener] = []
         self._timers = asyncio.get_running_loop().create_task(self._run_timers())
@@ -173,6 +174,10 @@ class Fleet:
             work.cancel()
         await asyncio.gather(self._timers, *works, return_exceptions=True)
         await asyncio.gather(*(self._halt(sandbox) for sandbox in self._sandboxes.values()))
+        # One that died by itself belongs to no sandbox any more, and an interrupted end leaves one half ended.
+        await asyncio.gather(*(base.settle() for base in self._bases))
+        for base in self._bases:
+            base.reap()
         self.volumes.close()
         self._addresses.close()
 
@@ -190,6 +195,7 @@ class Fleet:
         self.volumes.mount(sandbox.id, sandbox.wanted.mounts)
         sandbox.preview_token = secrets.token_urlsafe(24)
         base = Base.start(sandbox.id, sandbox.environment(), sandbox.directory)
+        self._bases.append(base)
         base.lost = lambda: self._died(sandbox, base)
         sandbox.base = base
         sandbox.touch()

@@ -101,6 +101,11 @@ class Base:
         """End the base alone, as a crash does."""
         self._process.kill()
 
+    def reap(self) -> None:
+        """End the base if it is still there, and take its exit code."""
+        self._process.kill()
+        self._process.wait()
+
     async def settle(self) -> None:
         """Wait for what follows the loss of a base."""
         if self._after is not None:
