@@ -37,7 +37,7 @@ async def parked(backend: Backend, name: str = "") -> session_pb2.SessionKey:
     return session
 
 
-@pytest.mark.parametrize("point", ["pool.close.begun", "pool.close.agent_closed", "sandbox.stop.written"])
+@pytest.mark.parametrize("point", ["pool.close.begun", "sandbox.stop.written"])
 async def test_a_message_while_an_operator_evicts_waits_and_restarts_it(scene: PoolScene, point: str) -> None:
     backend = scene.backend
     session = await parked(backend)

@@ -76,7 +76,7 @@ async def test_a_second_pool_waits_and_takes_over_what_a_killed_one_left(scene: 
     await scene.check_cap(backend)
 
 
-@pytest.mark.parametrize("point", ["prepare.acquired", "prompt.sending", "prompt.sent", "park.releasing"])
+@pytest.mark.parametrize("point", ["prepare.acquired", "prompt.sending", "park.releasing"])
 async def test_a_holder_that_thaws_after_another_took_over_reaches_nobody(scene: PoolScene, point: str) -> None:
     first, frozen_pool = scene.backend, scene.pool
     kept, busy = await met(first, "kept"), key("busy")

@@ -37,7 +37,7 @@ async def test_two_messages_at_once_run_one_after_the_other_in_one_sandbox(scene
     await scene.check(backend, session)
 
 
-@pytest.mark.parametrize("point", ["prepare.acquired", "turn.ending_taken", "turn.settled"])
+@pytest.mark.parametrize("point", ["prepare.acquired", "turn.ending_taken"])
 async def test_a_message_during_the_turn_of_another_runs_after_it(scene: PoolScene, point: str) -> None:
     session, backend = key(), scene.backend
     frozen = scene.aim(f"pool.{point}")
@@ -232,7 +232,7 @@ async def test_a_delete_and_a_message_at_once_leave_nothing(scene: PoolScene, de
     assert not scene.workspace(session).exists()
 
 
-@pytest.mark.parametrize("point", ["prepare.checked_out", "prepare.acquired", "prompt.sent"])
+@pytest.mark.parametrize("point", ["prepare.checked_out", "prompt.sent"])
 async def test_a_credential_that_changes_during_a_turn_reaches_the_next_and_no_agent_keeps_the_old_one(
     scene: PoolScene, point: str
 ) -> None:
