@@ -253,8 +253,10 @@ async def test_a_worker_that_died_in_a_create_is_adopted_after_its_deadline(
     postgres_dsn: str, root: Path, landed: bool
 ) -> None:
     me = holder()
-    deadlines = {"create_deadline": 1.0, "start_deadline": 1.0}
-    async with replica(postgres_dsn, root, **deadlines) as dead, replica(postgres_dsn, root) as alive:
+    async with (
+        replica(postgres_dsn, root, create_deadline=1.0, start_deadline=1.0) as dead,
+        replica(postgres_dsn, root) as alive,
+    ):
         dead.switches.pause("create", after=landed)
         lost = asyncio.create_task(dead.acquire("s", holder=me))
         await dead.switches.entered["create"].wait()
@@ -269,8 +271,10 @@ async def test_a_worker_that_died_in_a_create_is_adopted_after_its_deadline(
 
 
 async def test_without_a_caller_the_reconciler_ends_what_a_dead_worker_left(postgres_dsn: str, root: Path) -> None:
-    deadlines = {"create_deadline": 0.5, "start_deadline": 0.5}
-    async with replica(postgres_dsn, root, **deadlines) as dead, replica(postgres_dsn, root) as alive:
+    async with (
+        replica(postgres_dsn, root, create_deadline=0.5, start_deadline=0.5) as dead,
+        replica(postgres_dsn, root) as alive,
+    ):
         dead.switches.pause("create", after=True)
         lost = asyncio.create_task(dead.acquire("s", holder=holder()))
         await dead.switches.entered["create"].wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ def test_settlements_come_from_the_spans_of_their_turns() -> None:
         ({"settled": 0}, "was not settled"),
     ],
 )
-def test_a_turn_that_was_not_what_it_should_be_is_told(changes: dict[str, object], problem: str) -> None:
+def test_a_turn_that_was_not_what_it_should_be_is_told(changes: dict[str, Any], problem: str) -> None:
     problems = warm_turns.check([turn(**changes)], "warm")
     assert [problem in found for found in problems] == ([True] if problem else [])
 
@@ -120,8 +121,9 @@ def entry(kind: str, at: float, sandbox: str = "b", **data: object) -> Entry:
     return Entry(1, at, at + 100.0, kind, sandbox, "s", data)
 
 
-def call(began: float, ended: float, path: str = "/api/sandbox", **data: object) -> Entry:
-    return entry("call", ended, path=path, began=began, **{"call": "create", "method": "POST", "status": 200, **data})
+def call(began: float, ended: float, path: str = "/api/sandbox", **data: Any) -> Entry:
+    values: dict[str, Any] = {"call": "create", "method": "POST", "status": 200, **data}
+    return entry("call", ended, path=path, began=began, **values)
 
 
 def test_time_in_the_court_of_the_stand_in_is_not_hearths() -> None:
