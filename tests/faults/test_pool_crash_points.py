@@ -19,7 +19,8 @@ from services.chassis import crashpoints
 from tests.contract.pool.house import Backend, agent_text, eventually, key
 from tests.faults.pool_scene import Aim, PoolScene, delete, evict, is_deleted, kill, tried
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+# Starts several processes one after the other, each of which takes long on a busy machine.
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
 SAY = "remember my name is Ada"
 

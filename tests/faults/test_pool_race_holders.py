@@ -17,7 +17,8 @@ from hearth.types.v1 import event_pb2, session_pb2
 from tests.contract.pool.house import Backend, agent_text, key, summary
 from tests.faults.pool_scene import PoolScene, all_ended, tried
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+# Starts several processes one after the other, each of which takes long on a busy machine.
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
 # Of the lock that only one pool process of a database holds; a bigint lies in two columns.
 _END_HOLDER = """
@@ -104,7 +105,7 @@ async def test_a_holder_that_thaws_after_another_took_over_reaches_nobody(scene:
 
     frozen.thaw()
     # It sees by itself that its place is taken.
-    assert await frozen_pool.wait(60) == 0
+    assert await frozen_pool.wait(120) == 0
     # It asked no agent, told nothing, and its last act did not take what is the second one's.
     assert scene.journal() == prompts
     for each in (session, busy, kept):
@@ -154,7 +155,7 @@ async def test_a_message_at_the_door_of_a_holder_that_thaws_runs_once(scene: Poo
     (sending,) = await scene.arrived(scene.pool, first.send(session, "say it once", request_id="r"))
     scene.pool.thaw()
     answer = await tried(sending)
-    assert await scene.pool.wait(60) == 0
+    assert await scene.pool.wait(120) == 0
     again = await backend.send(session, "say it once", request_id="r")
     assert answer is None or again.started.execution.execution_id == answer.started.execution.execution_id
     await backend.ending(session, again.started.execution.execution_id)
@@ -179,7 +180,7 @@ async def test_a_shutdown_ends_what_runs_lets_go_what_is_kept_and_leaves_nothing
     if point != "close.begun":
         scene.pool.signal(signal.SIGTERM)
     frozen.thaw()
-    assert await scene.pool.wait(60) == 0
+    assert await scene.pool.wait(120) == 0
     # All of it is stopped or deleted before the process ends.
     assert scene.witness.alive() == []
 
