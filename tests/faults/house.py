@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import redis.asyncio
 
+from hearth.embedded import daemons
 from hearth.embedded.postgres import EmbeddedPostgres
 from hearth.embedded.valkey import EmbeddedValkey
 from tests.support.cutter import Cutter
@@ -105,10 +106,9 @@ class House:
         """kill -9 of a server, or of one replica."""
         match part:
             case "postgres":
-                pid = int((self._postgres._data / "postmaster.pid").read_text().split()[0])
-                os.kill(pid, signal.SIGKILL)
+                await _kill9(int((self._postgres._data / "postmaster.pid").read_text().split()[0]))
             case "valkey":
-                os.kill(int((self._valkey.directory / "pid").read_text()), signal.SIGKILL)
+                await _kill9(int((self._valkey.directory / "pid").read_text()))
             case _:
                 await asyncio.to_thread(self.replica(part, pick).kill9)
 
@@ -190,3 +190,9 @@ def _with_address(url: str, address: str) -> str:
 def _copy(source: Path, target: Path) -> None:
     # With owners and modes: the server may run as another user.
     subprocess.run(["cp", "-a", str(source), str(target)], check=True)
+
+
+async def _kill9(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    # A signal is not an end: who looks at once finds a server that still runs.
+    assert await asyncio.to_thread(daemons.wait_gone, pid, 20), f"{pid} was killed and is still there"

@@ -94,6 +94,7 @@ def test_data_outlives_a_kill_9(postgres: EmbeddedPostgres) -> None:
     query(running.url, "CREATE TABLE kept (n int)")
     query(running.url, "INSERT INTO kept VALUES (7)")
     os.kill(running.pid, signal.SIGKILL)
+    assert daemons.wait_gone(running.pid, 20)
     again = EmbeddedPostgres(postgres.directory).start_detached()
     assert again.pid != running.pid
     assert query(again.url, "SELECT n FROM kept") == 7
@@ -159,6 +160,7 @@ def test_valkey_from_start_to_stop(valkey: EmbeddedValkey, capfd: pytest.Capture
         assert memory["maxmemory_policy"] == "noeviction"
     assert valkey.start_detached() == EmbeddedValkey(valkey.directory).start_detached() == running
     os.kill(running.pid, signal.SIGKILL)
+    assert daemons.wait_gone(running.pid, 20)
     again = EmbeddedValkey(valkey.directory).start_detached()
     assert again.pid != running.pid
     assert EmbeddedValkey(valkey.directory).stop()

@@ -15,6 +15,7 @@ import pytest_asyncio
 import redis.asyncio
 import redis.exceptions
 
+from hearth.embedded import daemons
 from hearth.embedded.valkey import EmbeddedValkey
 from services.chassis import valkey
 from services.chassis.errors import Unavailable, as_hearth_error
@@ -181,6 +182,7 @@ async def test_a_server_that_dies_and_comes_back(own: EmbeddedValkey, channel: b
     bus = await PubSub.connect(running.url, ear.on_message, on_lost=ear.on_lost, on_reconnect=ear.on_reconnect)
     await bus.subscribe(channel)
     os.kill(running.pid, signal.SIGKILL)
+    assert daemons.wait_gone(running.pid, 20)
     await ear.hears(lost=1)
     assert not bus.connected
     # Asked for while nobody answers: confirmed when somebody does.

@@ -830,7 +830,7 @@ async def test_a_parked_session_resumes_where_it_was_and_notices_what_is_gone(tm
         "    elif m['method'] == 'session/prompt':\n"
         "        out({'id': m['id'], 'result': {'stopReason': 'end_turn'}})\n"
         "        for _ in range(20): out({'method': 'noise', 'params': {'x': 'x' * 1_000_000}})\n"
-        "        out({'method': 'done'})\n"
+        f"        open({str(tmp_path / 'said')!r}, 'w').close()\n"
     )
     client = AcpClient(clock=SystemClock())
     async with agentd({"codex": Agent([sys.executable, str(program)])}, home) as daemon:
@@ -840,7 +840,8 @@ async def test_a_parked_session_resumes_where_it_was_and_notices_what_is_gone(tm
         run = await session.prompt(say("hello"), execution_id=EXECUTION, trace_context=TRACE)
         await run.result()
         await session.park()
-        await asyncio.sleep(1.0)
+        # What is not read yet of it fits in a pipe.
+        await eventually((tmp_path / "said").exists)
         with pytest.raises(HarnessError) as error:
             await turn(session, "hello")
         assert error.value.reason == "HARNESS_STREAM_LOST"

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc.aio
 import pytest_asyncio
 
+from hearth.embedded import daemons
 from hearth.embedded.postgres import EmbeddedPostgres
 from tests.conftest import StartService
 from tests.support import events
@@ -114,6 +115,8 @@ async def test_postgres_is_killed_under_load(
         for _ in range(2):
             await load.more()
             os.kill(running.pid, signal.SIGKILL)
+            # A signal is not an end: who looks at once finds a server that still runs.
+            assert daemons.wait_gone(running.pid, 20)
             running = await asyncio.to_thread(again.start_detached)
             await load.more()
     assert any(pusher.retried for pusher in load.pushers)

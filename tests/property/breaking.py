@@ -11,6 +11,7 @@ from pathlib import Path
 
 import redis.asyncio
 
+from hearth.embedded import daemons
 from hearth.embedded.valkey import EmbeddedValkey
 from tests.support.plays import Play, Step, Tally
 from tests.support.processes import ServiceProcess
@@ -37,6 +38,7 @@ class Bus:
     def kill9(self) -> None:
         """End it as a crash does."""
         os.kill(self._running.pid, signal.SIGKILL)
+        assert daemons.wait_gone(self._running.pid, 20), "a killed Valkey is still there"
 
     def start(self) -> None:
         """Start it again, empty, or wait until it is gone and start it."""

@@ -33,16 +33,17 @@ async def _serve() -> None:
     state = os.environ.get("HEARTH_AGENT_STATE")
     sessions = Sessions(Path(state) if state else Path.home() / ".hearth-scripted")
     agent = ScriptedAgent(sessions, Journal(os.environ.get("HEARTH_SCRIPTED_LOG")))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _leave, agent)
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
     await agent.connection.open()
-    await agent.connection.serve()
-    if agent.stubborn:
-        await asyncio.Event().wait()
-    _leave(agent)
-
-
-def _leave(agent: ScriptedAgent) -> None:
-    agent.processes.kill()
+    serving = asyncio.create_task(agent.connection.serve())
+    ending = asyncio.create_task(told.wait())
+    await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        await serving
+        if agent.stubborn:
+            await ending
+    await agent.processes.kill()
     # No orderly end: nobody reads any more, and what had to be kept is on the disk.
     os._exit(0)
 

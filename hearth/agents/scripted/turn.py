@@ -40,6 +40,8 @@ class Processes:
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
+        # On their way: the shell of one may run already.
+        self._spawning: set[asyncio.Future[asyncio.subprocess.Process]] = set()
 
     async def run(self, command: str, cwd: str) -> tuple[int, str]:
         """Run a shell command → exit code, output. When it is cancelled the command is killed with its group."""
@@ -53,12 +55,15 @@ class Processes:
                 start_new_session=True,
             )
         )
+        self._spawning.add(spawning)
+        spawning.add_done_callback(self._spawned)
         try:
             process = await asyncio.shield(spawning)
         except asyncio.CancelledError:
-            _kill_group((await spawning).pid)
+            group = (await spawning).pid
+            self._groups.discard(group)
+            _kill_group(group)
             raise
-        self._groups.add(process.pid)
         output = bytearray()
         try:
             assert process.stdout is not None
@@ -70,10 +75,17 @@ class Processes:
             if process.returncode is None:
                 _kill_group(process.pid)
 
-    def kill(self) -> None:
-        """Kill all that run."""
+    async def kill(self) -> None:
+        """Kill all that run, also those that are only being started."""
+        while self._spawning:
+            await asyncio.wait(self._spawning)
         for group in self._groups:
             _kill_group(group)
+
+    def _spawned(self, spawning: asyncio.Future[asyncio.subprocess.Process]) -> None:
+        self._spawning.discard(spawning)
+        if not spawning.cancelled() and spawning.exception() is None:
+            self._groups.add(spawning.result().pid)
 
 
 class TurnRun:
