@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?= -n 4 --dist loadfile
 PROTOS := $(shell find protos -name '*.proto')
 
-.PHONY: setup demo test coverage-map mutations lint conformance soak faults clean
+.PHONY: setup demo test exhaustive coverage-map mutations lint conformance soak faults clean
 
 setup: $(VENV)/.stubs
 
@@ -24,8 +24,12 @@ $(VENV)/.stubs: $(VENV)/.installed $(PROTOS) scripts/generate_stubs.py
 demo: setup
 	@$(BIN)/hearth demo
 
+# Of kinds with many cases, as the points at which a process may die, some; `exhaustive` runs the others.
 test: setup
-	@$(BIN)/python -m pytest $(PYTEST)
+	@$(BIN)/python -m pytest $(PYTEST) -m "not exhaustive"
+
+exhaustive: setup
+	@$(BIN)/python -m pytest $(PYTEST) -m exhaustive
 
 # Runs what docs/failures.md and docs/warm-sandboxes.md name, then checks that all of it passed and writes the pages.
 coverage-map: setup

@@ -18,6 +18,7 @@ from hearth.history.v1 import history_service_pb2
 from services.chassis import crashpoints
 from tests.contract.pool.house import Backend, agent_text, eventually, key
 from tests.faults.pool_scene import Aim, PoolScene, delete, evict, is_deleted, kill, tried
+from tests.support.exhaustive import sampled
 
 # Starts several processes one after the other, each of which takes long on a busy machine.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
@@ -204,7 +205,7 @@ async def test_every_point_has_its_story() -> None:
     assert set(STORIES) == set(crashpoints.declared("pool"))
 
 
-@pytest.mark.parametrize("point", crashpoints.declared("pool"))
+@pytest.mark.parametrize("point", sampled(crashpoints.declared("pool"), every=4))
 async def test_killed_at_a_point_it_settles_and_serves(scene: PoolScene, point: str) -> None:
     stage = Stage(scene, point)
     after = await STORIES[point](stage)

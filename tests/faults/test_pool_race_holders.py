@@ -16,6 +16,7 @@ import pytest
 from hearth.types.v1 import event_pb2, session_pb2
 from tests.contract.pool.house import Backend, agent_text, key, summary
 from tests.faults.pool_scene import PoolScene, all_ended, tried
+from tests.support.exhaustive import sampled
 
 # Starts several processes one after the other, each of which takes long on a busy machine.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
@@ -77,7 +78,7 @@ async def test_a_second_pool_waits_and_takes_over_what_a_killed_one_left(scene: 
     await scene.check_cap(backend)
 
 
-@pytest.mark.parametrize("point", ["prepare.acquired", "prompt.sending", "park.releasing"])
+@pytest.mark.parametrize("point", sampled(["prompt.sending", "prepare.acquired", "park.releasing"], every=3))
 async def test_a_holder_that_thaws_after_another_took_over_reaches_nobody(scene: PoolScene, point: str) -> None:
     first, frozen_pool = scene.backend, scene.pool
     kept, busy = await met(first, "kept"), key("busy")
@@ -115,6 +116,7 @@ async def test_a_holder_that_thaws_after_another_took_over_reaches_nobody(scene:
     await scene.check_cap(backend)
 
 
+@pytest.mark.exhaustive
 async def test_a_holder_that_was_frozen_for_longer_than_its_leases_goes_on_without_what_was_ended(
     scene: PoolScene,
 ) -> None:
@@ -165,7 +167,7 @@ async def test_a_message_at_the_door_of_a_holder_that_thaws_runs_once(scene: Poo
     await scene.check_cap(backend)
 
 
-@pytest.mark.parametrize("point", ["prepare.acquired", "close.begun"])
+@pytest.mark.parametrize("point", sampled(["prepare.acquired", "close.begun"], every=2))
 async def test_a_shutdown_ends_what_runs_lets_go_what_is_kept_and_leaves_nothing(scene: PoolScene, point: str) -> None:
     backend = scene.backend
     kept, busy, session = await met(backend, "kept"), await met(backend, "busy"), key("third")

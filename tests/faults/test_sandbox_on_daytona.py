@@ -32,6 +32,7 @@ from services.sandbox.starting import Want
 from services.sandbox.states import Disposition, How
 from tests.contract.provider.places import connect
 from tests.support.daytona import Fault, Kind, RunningStandIn, StandIn
+from tests.support.exhaustive import sampled
 from tests.support.processes import MARKER as RUN_MARKER
 from tests.support.processes import marker
 from tests.support.sandboxes import INITIALIZE, Daemon, new_id
@@ -222,7 +223,7 @@ async def test_one_that_died_by_itself_is_replaced(house: House) -> None:
     assert first.sandbox_id != again.sandbox_id
 
 
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", sampled([3, 4], every=2))
 async def test_random_turns_while_every_call_goes_wrong_now_and_then(house: House, seed: int) -> None:
     """A turn may be refused with a reason, never get a second sandbox; in the end nothing is left (the fixture)."""
     house.stand_in.faults.everything(0.03, seed=seed, seconds=0.3)

@@ -19,6 +19,7 @@ from hearth.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 from services.chassis.crashpoints import VARIABLE as CRASH_POINT
 from services.chassis.errors import HearthError
 from tests.faults.sandbox_scene import Scene, endings, scene, spec
+from tests.support.exhaustive import sampled
 from tests.support.processes import ServiceProcess
 from tests.support.sandboxes import (
     Daemon,
@@ -254,7 +255,9 @@ async def test_a_lease_that_runs_out_during_an_acquire_ends_it_only_when_its_cal
         found.witness.check()
 
 
-@pytest.mark.parametrize("point", ["acquire.created", "acquire.daemon_started", "acquire.restart_written"])
+@pytest.mark.parametrize(
+    "point", sampled(["acquire.daemon_started", "acquire.created", "acquire.restart_written"], every=3)
+)
 async def test_a_replica_that_freezes_at_work_loses_it_and_harms_nothing_after_its_thaw(
     postgres_dsn: str, scratch: Path, point: str
 ) -> None:
@@ -306,7 +309,7 @@ async def test_a_replica_that_freezes_while_it_reconciles_does_not_keep_the_othe
         frozen.thaw()
 
 
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("seed", sampled([11, 12], every=2))
 async def test_random_turns_of_many_sessions_over_two_replicas_keep_to_the_cap(house: House, seed: int) -> None:
     """S3 from processes: of the sessions whose release said PARKED, never more than the cap have a living daemon."""
     chance = random.Random(seed)

@@ -17,6 +17,7 @@ import pytest
 from benchmarks import traffic
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 async def test_traffic_while_everything_goes_wrong_now_and_then(tmp_path: Path) -> None:
     """S1, S2, S3, P2, H6 and C4 in one: one sandbox a session, never more kept than the cap, none left, one ending for

@@ -68,6 +68,7 @@ async def clear(client: AsyncDaytona, stand_in: RunningStandIn) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.exhaustive
 async def test_every_fault_at_five_percent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     delays = Delays(create=(0.0, 0.02), start=(0.0, 0.02), stop=(0.0, 0.02))

@@ -15,6 +15,7 @@ import pytest
 from tests.support import processes
 from tests.support.cli import PROGRAM, Finished, Hearth
 from tests.support.daytona import Fault, Kind, RunningStandIn, StandIn
+from tests.support.exhaustive import sampled
 
 AGENTD = [
     *(sys.executable, "-P", "-m", "services.sandbox.agentd", "--host", "{host}", "--port", "{port}"),
@@ -70,6 +71,7 @@ async def test_a_daemon_that_does_not_start_is_told_and_nothing_is_left(tmp_path
         assert stand_in.running() == 0
 
 
+@pytest.mark.exhaustive
 async def test_a_daemon_that_does_not_see_its_token_is_told_apart(tmp_path: Path) -> None:
     async with daytona(tmp_path) as (stand_in, hearth):
         # As when the proxy in front of it keeps the header for itself: the daemon answers, and refuses us.
@@ -84,6 +86,7 @@ async def test_a_daemon_that_does_not_see_its_token_is_told_apart(tmp_path: Path
         assert stand_in.running() == 0
 
 
+@pytest.mark.exhaustive
 async def test_the_limit_holds_and_what_could_not_be_deleted_is_told(tmp_path: Path) -> None:
     async with daytona(tmp_path) as (stand_in, hearth):
         stand_in.faults.add(Fault("create", Kind.STUCK))
@@ -110,7 +113,7 @@ async def test_a_wrong_key_is_no_answer(tmp_path: Path) -> None:
         assert "HEARTH_DAYTONA_API_KEY" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT], every=2))
 async def test_interrupted_it_deletes_first(tmp_path: Path, number: signal.Signals) -> None:
     async with daytona(tmp_path) as (stand_in, hearth):
         process = await asyncio.create_subprocess_exec(

@@ -393,7 +393,7 @@ async def test_every_turn_that_is_not_warm_has_its_reason(backend: Backend) -> N
         return found.entries_by_state["BUSY"]
 
     # A turn is counted once it is settled, which its reader does not see: those of other tests are to be over.
-    while await at_work():
+    while await at_work():  # noqa: ASYNC110 - only asking tells
         await asyncio.sleep(0.02)
     hows, misses = await stats()
     session = key()

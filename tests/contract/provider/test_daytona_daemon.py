@@ -16,6 +16,7 @@ from services.sandbox.providers.daytona_options import SANDBOX_AGENT
 from services.sandbox.providers.port import DaemonFailed, ProviderError, StillAlive
 from tests.contract.provider.places import AGENTD, AGENTS, Place, connect
 from tests.support.daytona import Fault, Kind, RunningStandIn, StandIn
+from tests.support.exhaustive import sampled
 from tests.support.harness import sandbox_agent_binary
 from tests.support.sandboxes import INITIALIZE, STUBBORN_AGENT, alive
 
@@ -35,7 +36,7 @@ TROUBLES = {
 }
 
 
-@pytest.mark.parametrize("name", TROUBLES)
+@pytest.mark.parametrize("name", sampled(TROUBLES, every=3))
 async def test_a_restart_gets_through_any_trouble_of_the_way_in(
     at_daytona: Place, stand_in: RunningStandIn, name: str
 ) -> None:

@@ -21,6 +21,7 @@ from services.sandbox.providers.daytona_values import Seen
 from services.sandbox.providers.port import InstanceNotFound, InstanceState, ProviderError, ProviderUnavailable
 from tests.contract.provider.places import Place, connect, results
 from tests.support.daytona import Delays, Fault, Kind, RunningStandIn, StandIn
+from tests.support.exhaustive import sampled
 from tests.support.waiting import eventually
 
 # Each leaves the call undone, or done without telling, or tells something else than what is.
@@ -48,7 +49,7 @@ async def with_sdk(stand_in: RunningStandIn, work: Callable[[AsyncDaytona], Awai
         await work(client)
 
 
-@pytest.mark.parametrize("name", TROUBLES)
+@pytest.mark.parametrize("name", sampled(TROUBLES, every=3))
 async def test_w_r01_a_stop_gets_through_any_trouble_of_the_api(
     at_daytona: Place, stand_in: RunningStandIn, name: str
 ) -> None:
@@ -60,7 +61,7 @@ async def test_w_r01_a_stop_gets_through_any_trouble_of_the_api(
     assert stand_in.faults.counts()[TROUBLES[name][0].value] >= 1
 
 
-@pytest.mark.parametrize("name", TROUBLES)
+@pytest.mark.parametrize("name", sampled(TROUBLES, every=3))
 async def test_w_r02_a_start_gets_through_any_trouble_of_the_api(
     at_daytona: Place, stand_in: RunningStandIn, name: str
 ) -> None:
@@ -72,7 +73,7 @@ async def test_w_r02_a_start_gets_through_any_trouble_of_the_api(
     assert stand_in.sandbox(instance.provider_id).state == "started"
 
 
-@pytest.mark.parametrize("name", TROUBLES)
+@pytest.mark.parametrize("name", sampled(TROUBLES, every=3))
 async def test_w_r03_a_delete_gets_through_any_trouble_of_the_api(
     at_daytona: Place, stand_in: RunningStandIn, name: str
 ) -> None:
@@ -83,7 +84,7 @@ async def test_w_r03_a_delete_gets_through_any_trouble_of_the_api(
     assert stand_in.sandboxes() == []
 
 
-@pytest.mark.parametrize("name", TROUBLES)
+@pytest.mark.parametrize("name", sampled(TROUBLES, every=3))
 async def test_a_listing_gets_through_trouble_and_has_every_page(
     at_daytona: Place, stand_in: RunningStandIn, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
