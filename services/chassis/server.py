@@ -218,8 +218,10 @@ async def _open(app: App[Any], server: grpc.aio.Server) -> None:
 
 
 async def _close(app: App[Any], server: grpc.aio.Server) -> None:
-    until = time.monotonic() + max(app.settings.shutdown_grace - _CLOSING_SECONDS, app.settings.shutdown_grace / 2)
+    began = time.monotonic()
+    until = began + max(app.settings.shutdown_grace - _CLOSING_SECONDS, app.settings.shutdown_grace / 2)
     await app._drain(until)
+    logger.info("drained", extra={"seconds": round(time.monotonic() - began, 1), "streams": len(app._streams)})
     stopping = asyncio.create_task(server.stop(max(0.0, until - time.monotonic())))
     # From here on no new call is taken, so no stream is missed.
     await asyncio.sleep(0)
@@ -229,6 +231,7 @@ async def _close(app: App[Any], server: grpc.aio.Server) -> None:
         # A reader that takes nothing cannot take the end of its stream either: it is not waited for.
         if not app._streams.single.count and time.monotonic() - told > _STREAM_END_SECONDS:
             await server.stop(None)
+    logger.info("calls ended", extra={"seconds": round(time.monotonic() - began, 1)})
     await app.tasks.stop()
 
 

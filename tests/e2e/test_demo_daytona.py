@@ -65,6 +65,7 @@ async def test_the_ladder_on_daytona_holds_and_leaves_nothing(tmp_path: Path) ->
     assert sandboxes_here() <= running
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(240)
 async def test_it_holds_with_the_real_sandbox_agent(tmp_path: Path) -> None:
     binary = str(sandbox_agent_binary())

@@ -16,6 +16,7 @@ from hearth.types.v1 import event_pb2, session_pb2
 from services.chassis.errors import from_rpc_error
 from tests.contract.pool.house import Backend, agent_text, eventually, key, summary
 from tests.faults.pool_scene import PoolScene, all_ended, evict
+from tests.support.exhaustive import sampled
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -37,7 +38,7 @@ async def parked(backend: Backend, name: str = "") -> session_pb2.SessionKey:
     return session
 
 
-@pytest.mark.parametrize("point", ["pool.close.begun", "sandbox.stop.written"])
+@pytest.mark.parametrize("point", sampled(["pool.close.begun", "sandbox.stop.written"], every=3))
 async def test_a_message_while_an_operator_evicts_waits_and_restarts_it(scene: PoolScene, point: str) -> None:
     backend = scene.backend
     session = await parked(backend)
@@ -58,7 +59,7 @@ async def test_a_message_while_an_operator_evicts_waits_and_restarts_it(scene: P
     await scene.check(backend, session)
 
 
-@pytest.mark.parametrize("point", ["pool.prepare.checked_out", "sandbox.acquire.attached_written"])
+@pytest.mark.parametrize("point", sampled(["pool.prepare.checked_out", "sandbox.acquire.attached_written"], every=3))
 async def test_an_operator_who_comes_after_the_message_is_refused(scene: PoolScene, point: str) -> None:
     backend = scene.backend
     session = await parked(backend)

@@ -17,6 +17,7 @@ from hearth.types.v1 import session_pb2
 from tests.contract.pool.house import Backend, agent_text, key, summary
 from tests.contract.pool.test_credentials import agent_of, given, put, uses
 from tests.faults.pool_scene import PoolScene, all_ended, delete, evict, is_deleted, kill
+from tests.support.exhaustive import sampled
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -37,7 +38,7 @@ async def test_two_messages_at_once_run_one_after_the_other_in_one_sandbox(scene
     await scene.check(backend, session)
 
 
-@pytest.mark.parametrize("point", ["prepare.acquired", "turn.ending_taken"])
+@pytest.mark.parametrize("point", sampled(["prepare.acquired", "turn.ending_taken"], every=3))
 async def test_a_message_during_the_turn_of_another_runs_after_it(scene: PoolScene, point: str) -> None:
     session, backend = key(), scene.backend
     frozen = scene.aim(f"pool.{point}")
@@ -52,7 +53,9 @@ async def test_a_message_during_the_turn_of_another_runs_after_it(scene: PoolSce
     await scene.check(backend, session)
 
 
-@pytest.mark.parametrize("point", ["pool.park.releasing", "pool.park.released", "sandbox.release.parked"])
+@pytest.mark.parametrize(
+    "point", sampled(["pool.park.releasing", "pool.park.released", "sandbox.release.parked"], every=3)
+)
 async def test_a_message_while_the_agent_is_parked_finds_it_warm(scene: PoolScene, point: str) -> None:
     session, backend = key(), scene.backend
     frozen = scene.aim(point)
@@ -75,12 +78,15 @@ async def test_a_message_while_the_agent_is_parked_finds_it_warm(scene: PoolScen
 
 @pytest.mark.parametrize(
     "point",
-    [
-        "sandbox.acquire.created",
-        "sandbox.acquire.daemon_started",
-        "pool.prepare.acquired",
-        "pool.prepare.opened",
-    ],
+    sampled(
+        [
+            "sandbox.acquire.created",
+            "sandbox.acquire.daemon_started",
+            "pool.prepare.acquired",
+            "pool.prepare.opened",
+        ],
+        every=2,
+    ),
 )
 async def test_a_stop_during_a_create_ends_the_turn_unasked_and_leaves_nothing(scene: PoolScene, point: str) -> None:
     session, backend = key(), scene.backend
@@ -105,7 +111,7 @@ async def test_a_stop_during_a_create_ends_the_turn_unasked_and_leaves_nothing(s
     await scene.check(backend, session)
 
 
-@pytest.mark.parametrize("point", ["prompt.sending", "prompt.sent"])
+@pytest.mark.parametrize("point", sampled(["prompt.sending", "prompt.sent"], every=3))
 async def test_a_stop_while_the_agent_is_asked_ends_it_and_the_agent_is_kept(scene: PoolScene, point: str) -> None:
     session, backend = key(), scene.backend
     await backend.run(session, "remember my name is Ada")
@@ -125,7 +131,7 @@ async def test_a_stop_while_the_agent_is_asked_ends_it_and_the_agent_is_kept(sce
     await scene.check(backend, session)
 
 
-@pytest.mark.parametrize("point", ["sandbox.acquire.instance_started", "pool.prepare.acquired"])
+@pytest.mark.parametrize("point", sampled(["sandbox.acquire.instance_started", "pool.prepare.acquired"], every=3))
 async def test_a_kill_during_a_restart_leaves_nothing(scene: PoolScene, point: str) -> None:
     session, backend = key(), scene.backend
     await backend.run(session, "remember my name is Ada")
@@ -169,7 +175,7 @@ async def test_a_kill_while_the_daemon_is_restarted_for_another_holder_leaves_no
     await scene.check(backend, session)
 
 
-@pytest.mark.parametrize("point", ["pool.kill.committed", "sandbox.delete.written"])
+@pytest.mark.parametrize("point", sampled(["pool.kill.committed", "sandbox.delete.written"], every=3))
 async def test_a_message_during_a_kill_gets_a_sandbox_of_its_own(scene: PoolScene, point: str) -> None:
     session, backend = key(), scene.backend
     await backend.run(session, "remember my name is Ada")
@@ -191,7 +197,9 @@ async def test_a_message_during_a_kill_gets_a_sandbox_of_its_own(scene: PoolScen
     await scene.check(backend, session)
 
 
-@pytest.mark.parametrize("point", ["pool.prepare.acquired", "pool.prompt.sent", "pool.park.releasing"])
+@pytest.mark.parametrize(
+    "point", sampled(["pool.prepare.acquired", "pool.prompt.sent", "pool.park.releasing"], every=3)
+)
 async def test_a_delete_during_a_turn_leaves_nothing(scene: PoolScene, point: str) -> None:
     session, backend = key(), scene.backend
     frozen = scene.aim(point)
@@ -215,7 +223,7 @@ async def sent_unless_deleted(backend: Backend, session: session_pb2.SessionKey)
             raise
 
 
-@pytest.mark.parametrize("delete_first", [True, False])
+@pytest.mark.parametrize("delete_first", sampled([True, False], every=3))
 async def test_a_delete_and_a_message_at_once_leave_nothing(scene: PoolScene, delete_first: bool) -> None:
     session, backend = key(), scene.backend
     await backend.run(session, "hello")
@@ -232,7 +240,7 @@ async def test_a_delete_and_a_message_at_once_leave_nothing(scene: PoolScene, de
     assert not scene.workspace(session).exists()
 
 
-@pytest.mark.parametrize("point", ["prepare.checked_out", "prompt.sent"])
+@pytest.mark.parametrize("point", sampled(["prepare.checked_out", "prompt.sent"], every=3))
 async def test_a_credential_that_changes_during_a_turn_reaches_the_next_and_no_agent_keeps_the_old_one(
     scene: PoolScene, point: str
 ) -> None:

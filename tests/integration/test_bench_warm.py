@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from benchmarks import warm, warm_daytona, warm_memory, warm_turns
 from benchmarks.rig import Rig
 from benchmarks.runs import Part
@@ -19,6 +21,7 @@ def check_part(part: Part, *expected: str) -> None:
     assert all(math.isfinite(value) for value in part.figures.values()), part.figures
 
 
+@pytest.mark.exhaustive
 async def test_turns_cold_warm_and_at_once() -> None:
     async with Rig() as rig, warm_turns.house(rig, HEARTH_LOCAL_WARM_WINDOW="600") as house:
         check_part(await warm.measure_cold(rig, house, 1), "cold_p50_ms", "cold_most_ms")
@@ -32,6 +35,7 @@ async def test_parked_entries_are_counted() -> None:
     check_part(part, "parked_growth_mib", "parked_entry_kib", "pool_mib_before")
 
 
+@pytest.mark.exhaustive
 async def test_the_ladder_on_the_stand_in_of_daytona() -> None:
     async with Rig() as rig:
         part = await warm_daytona.measure(rig, warm_daytona.Shape(1, 1), "--delays", "none")

@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from hearth.sandbox.v1 import sandbox_pb2
 from tests.conftest import StartService
+from tests.support.exhaustive import sampled
 from tests.support.processes import ServiceProcess
 from tests.support.sandboxes import (
     FAST,
@@ -147,7 +148,7 @@ async def killed_in_a_create(service: ServiceProcess, sandboxes: Sandboxes) -> s
     return rows[0].sandbox_id
 
 
-@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("turn", sampled(range(3), every=3))
 async def test_killed_in_a_create_then_asked_again_there_is_one_sandbox(
     start_service: StartService, postgres_dsn: str, root: Path, turn: int
 ) -> None:

@@ -89,11 +89,17 @@ async def test_a_process_that_lives_keeps_its_work_also_when_its_connection_is_c
         cut = await connection.fetchval(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory'"
             " AND pid <> pg_backend_pid()"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
         assert cut == 2
 
         async def held_again() -> bool:
-            return bool(await connection.fetchval("SELECT count(*) = 2 FROM pg_locks WHERE locktype = 'advisory'"))
+            return bool(
+                await connection.fetchval(
+                    "SELECT count(*) = 2 FROM pg_locks WHERE locktype = 'advisory'"
+                    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+                )
+            )
 
         await until(held_again)
         await connection.close()

@@ -113,7 +113,8 @@ class BreakingPlay(Play):
 
     async def _come_back(self, process: ServiceProcess, begun: float, *, killed: bool) -> None:
         if not killed:
-            code = await process.terminate()
+            # How long an orderly end may take is not what plays are about; that it is one, is.
+            code = await process.terminate(90.0)
             assert code == 0, f"{process.module} ended with {code}:\n{process.log_tail()}"
         await process.start()
         self.world.tell(f"{process.module} at {process.address} is back")
