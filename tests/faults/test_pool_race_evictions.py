@@ -18,7 +18,7 @@ from tests.contract.pool.house import Backend, agent_text, eventually, key, summ
 from tests.faults.pool_scene import PoolScene, all_ended, evict
 from tests.support.exhaustive import sampled
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.exhaustive]
 
 # So long that a message comes within it mostly, and so short that a test can wait for its end.
 WINDOW = 1.0

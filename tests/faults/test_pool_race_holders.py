@@ -19,7 +19,7 @@ from tests.faults.pool_scene import PoolScene, all_ended, tried
 from tests.support.exhaustive import sampled
 
 # Starts several processes one after the other, each of which takes long on a busy machine.
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300), pytest.mark.exhaustive]
 
 # Of the lock that only one pool process of a database holds; a bigint lies in two columns.
 _END_HOLDER = """

@@ -19,7 +19,7 @@ from tests.contract.pool.test_credentials import agent_of, given, put, uses
 from tests.faults.pool_scene import PoolScene, all_ended, delete, evict, is_deleted, kill
 from tests.support.exhaustive import sampled
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.exhaustive]
 
 
 async def test_two_messages_at_once_run_one_after_the_other_in_one_sandbox(scene: PoolScene) -> None:

@@ -37,6 +37,8 @@ from tests.support.processes import MARKER as RUN_MARKER
 from tests.support.processes import marker
 from tests.support.sandboxes import INITIALIZE, Daemon, new_id
 
+pytestmark = pytest.mark.exhaustive
+
 CAP = 2
 PROJECT = "p1"
 
