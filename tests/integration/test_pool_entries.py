@@ -233,6 +233,8 @@ async def test_a_turn_that_never_reached_the_agent_makes_it_unfit(shared: Record
         await shared.backend.stop(session, sent.started.execution.execution_id)
     await shared.backend.settled(session, sent.started.execution.execution_id)
     await shared.backend.run(session, "hello")
+    # It is parked after its reader has seen the ending.
+    await shared.backend.idle_entry(session)
     told = shared.recorder.told(session)
     assert told[:2] == ["Acquire", "Release CLEAN_TURN"]
     assert told[-3:] == ["Release CONTINUITY_INVALID", "Acquire", "Release CLEAN_TURN"]

@@ -149,7 +149,8 @@ async def test_readers_see_frames_before_what_completes_them_also_when_it_was_pa
     history: ServiceProcess, relay: ServiceProcess, tmp_path: Path
 ) -> None:
     """Everything is parked at once, so each event passes through a block right behind its frame."""
-    limits = ProducerLimits(waiting_bytes=1, spill_dir=str(tmp_path))
+    # An event waits this long for its frames, on whatever machine.
+    limits = ProducerLimits(waiting_bytes=1, spill_dir=str(tmp_path), hold=20.0)
     async with producing(history, relay, limits) as producer, open_channel(relay.address) as channel:
         session = events.key()
         async with reading(channel, session) as reader:

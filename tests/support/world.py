@@ -402,7 +402,10 @@ class World:
                 await follower.gets(turn.execution.execution_id)
             await follower.leave()
             self.recording.readers.append(follower.record)
-            if not reader.gaps and reader.frames:
+            mine = turn.execution.execution_id
+            # What is told late of the turn before is no news of this one.
+            lost = any(item.gap.execution_id == mine for item in reader.of_kind("gap"))
+            if not lost and any(frame.execution_id == mine for frame in reader.frames):
                 return
             # An intruder had the epoch, or the frames of that moment were lost; it must not stay so.
             self.tell(f"session {session} was not heard: {reader.kinds()}")
