@@ -316,6 +316,8 @@ def left_below(root: Path) -> list[str]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
-            if SANDBOX_MARKER in environment and environment.get(RUN_MARKER) == run_marker():
+            ours = SANDBOX_MARKER in environment and environment.get(RUN_MARKER) == run_marker()
+            # Other services of this run may keep sandboxes elsewhere.
+            if ours and any(str(root) in value for value in environment.values()):
                 left.append(f"pid {process.pid} of {environment[SANDBOX_MARKER]}")
     return left
