@@ -151,16 +151,21 @@ def _parent(context: Context) -> telemetry_context.Context:
 
 
 class Counter:
-    """How many blocks `with` it are running."""
+    """Counts the blocks that run `with` it; `idle` is set while there is none."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self._count = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
 
     def __enter__(self) -> None:
-        self.count += 1
+        self._count += 1
+        self.idle.clear()
 
     def __exit__(self, *_: object) -> None:
-        self.count -= 1
+        self._count -= 1
+        if not self._count:
+            self.idle.set()
 
 
 class Streams:

@@ -45,7 +45,6 @@ EXIT_FAILED = 1
 _CLOSING_SECONDS = 3.0
 # How long the status of a stream may be on its way when the process ends.
 _STREAM_END_SECONDS = 2.0
-_LOOK_SECONDS = 0.1
 # With gRPC's own limit, thousands of readers that reconnect at once are refused as CANCELLED, which nobody retries.
 _MAX_PENDING_REQUESTS = 20_000
 
@@ -226,11 +225,14 @@ async def _close(app: App[Any], server: grpc.aio.Server) -> None:
     # From here on no new call is taken, so no stream is missed.
     await asyncio.sleep(0)
     app._streams.close(shutting_down())
-    told = time.monotonic()
-    while not (await asyncio.wait([stopping], timeout=_LOOK_SECONDS))[0]:
-        # A reader that takes nothing cannot take the end of its stream either: it is not waited for.
-        if not app._streams.single.count and time.monotonic() - told > _STREAM_END_SECONDS:
+    if not (await asyncio.wait([stopping], timeout=_STREAM_END_SECONDS))[0]:
+        # A reader that takes nothing cannot take the end of its stream either: only other calls are waited for.
+        answered = asyncio.create_task(app._streams.single.idle.wait())
+        await asyncio.wait([stopping, answered], return_when=asyncio.FIRST_COMPLETED)
+        answered.cancel()
+        if not stopping.done():
             await server.stop(None)
+        await stopping
     logger.info("calls ended", extra={"seconds": round(time.monotonic() - began, 1)})
     await app.tasks.stop()
 

@@ -52,6 +52,7 @@ _FLUSH_PART = 0.27
 async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
     """Everything of one process of this service."""
     settings = app.settings
+    crashpoints.announce(app.name)
     await migrate(settings.postgres_dsn, SCHEMA, "services.pool", start_timeout=settings.postgres_start_timeout)
     holder = app.ids.new()
 
