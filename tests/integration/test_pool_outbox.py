@@ -354,6 +354,21 @@ async def test_facts_that_are_handed_over_are_told_behind_those_that_wait(contro
     assert await control.waiting(key) == []
 
 
+async def test_who_hands_nothing_over_is_not_answered_by_the_facts_of_another(control: Control) -> None:
+    """A queued message and a promotion at once: the turn must not begin to speak before its start is in the log."""
+    key = Key("acme", str(uuid.uuid4()))
+    await control.send(key)
+    await control.all_told(key)
+    async with control.store.changing(key) as changing:
+        assert changing is not None
+        changing.tell(facts.input_queued(str(uuid.uuid4()), TEXT, NOW))
+    handed_over = changing.told
+    await control.tell(key, facts.input_removed(str(uuid.uuid4()), "user", NOW))
+    control.outbox.told(key, handed_over)
+    await control.outbox.told(key)
+    assert [event.type for event in await control.events(key)][-2:] == ["input.queued", "input.removed"]
+
+
 async def test_facts_that_are_handed_over_need_not_be_read(control: Control) -> None:
     key = new_key()
     await control.send(key)

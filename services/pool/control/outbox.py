@@ -54,11 +54,14 @@ Settle = Callable[[Key, str, Winner], Awaitable[object]]
 @dataclasses.dataclass(slots=True)
 class _Line:
     """What is asked of the facts of one session: `wanted` counts the calls, `told` how many of them are answered.
-    `facts` are those that came with the calls."""
+
+    `facts` are those that came with the calls since the last look, None when one of them came without: what it means
+    must be read.
+    """
 
     wanted: int = 0
     told: int = 0
-    facts: list[OutboxRow] = dataclasses.field(default_factory=list)
+    facts: list[OutboxRow] | None = dataclasses.field(default_factory=list)
     waiting: list[tuple[int, asyncio.Future[None]]] = dataclasses.field(default_factory=list)
     task: asyncio.Task[Any] | None = None
 
@@ -78,7 +81,7 @@ class Outbox:
 
     def wake(self, key: Key) -> None:
         """Tell the facts of a session soon; nobody waits for it."""
-        self._ask(key)
+        self._ask(key, ())
 
     def told(self, key: Key, facts: Sequence[OutboxRow] = ()) -> asyncio.Future[None]:
         """Done when history has answered every fact of a session that was committed before the call.
@@ -86,15 +89,15 @@ class Outbox:
         That may take as long as history is away. Fails with `Unavailable` when the facts wait for another attempt. Who
         does not care may drop it. Who has just committed `facts` saves them being read again.
         """
-        line = self._ask(key)
-        line.facts += facts
+        line = self._ask(key, facts)
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         line.waiting.append((line.wanted, told))
         return told
 
-    def _ask(self, key: Key) -> _Line:
+    def _ask(self, key: Key, facts: Sequence[OutboxRow]) -> _Line:
         line = self._lines.setdefault(key, _Line())
         line.wanted += 1
+        line.facts = [*line.facts, *facts] if facts and line.facts is not None else None
         if line.task is None:
             line.task = self._spawn(f"outbox {key}", self._run(key, line))
         return line
@@ -107,7 +110,7 @@ class Outbox:
             while line.told < line.wanted:
                 wanted = line.wanted
                 facts, line.facts = line.facts, []
-                told = await self._tell(key, facts if self._are_next(key, facts) else [])
+                told = await self._tell(key, facts if facts and self._are_next(key, facts) else [])
                 line.told = wanted
                 _answer(line, None)
                 await self._forget(key, told)
