@@ -19,12 +19,8 @@ from tests.support.servers import Servers
 def house(servers: Servers, module_postgres_dsn: str, module_valkey_url: str) -> Iterator[House]:
     """Services that the tests kill, and start again."""
     env = {"HEARTH_SHUTDOWN_GRACE": "12"}
-    found = House(servers.scratch(), module_postgres_dsn, module_valkey_url, env)
-    try:
-        found.start_blocking()
+    with House(servers.scratch(), module_postgres_dsn, module_valkey_url, env).running() as found:
         yield found
-    finally:
-        found.stop()
 
 
 @pytest_asyncio.fixture

@@ -398,7 +398,7 @@ async def test_w_p04_w_p06_w_p25_the_bound_of_entries_holds(small: Recorded) -> 
 
 
 async def test_w_p20_w_k03_at_the_end_idle_ones_are_stopped_and_those_at_work_deleted(servers: Servers) -> None:
-    async with recorded_house(servers, HEARTH_SHUTDOWN_GRACE="6") as here:
+    async with recorded_house(servers, HEARTH_SHUTDOWN_GRACE="12") as here:
         idle, busy = key("idle"), key("busy")
         await here.backend.run(idle, "hello")
         await here.backend.idle_entry(idle)

@@ -17,12 +17,8 @@ from tests.support.servers import Servers
 def house(servers: Servers, module_postgres_dsn: str, module_valkey_url: str) -> Iterator[House]:
     """The services, shared by the tests of a module, each of which uses sessions of its own."""
     env = {"HEARTH_SECRET_KEY": new_key()}
-    found = House(servers.scratch(), module_postgres_dsn, module_valkey_url, env)
-    try:
-        found.start_blocking()
+    with House(servers.scratch(), module_postgres_dsn, module_valkey_url, env).running() as found:
         yield found
-    finally:
-        found.stop()
 
 
 @pytest_asyncio.fixture

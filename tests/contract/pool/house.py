@@ -60,6 +60,15 @@ class House:
         kill_below(self.directory / "sandboxes")
         assert set(codes.values()) <= {0}, codes
 
+    @contextmanager
+    def running(self) -> Iterator[House]:
+        """All of them, for a block."""
+        try:
+            self.start_blocking()
+            yield self
+        finally:
+            self.stop()
+
     @property
     def pool(self) -> ServiceProcess:
         """The pool process."""

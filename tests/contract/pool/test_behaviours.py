@@ -7,13 +7,12 @@ import asyncio
 import json
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
-import pytest_asyncio
 
 from hearth.client import Addresses, Client
 from hearth.pool.v1 import pool_service_pb2
@@ -59,20 +58,8 @@ def house(servers: Servers, module_postgres_dsn: str, module_valkey_url: str, ag
         "HEARTH_QUEUE_CAP": str(QUEUE_CAP),
         "HEARTH_SECRET_KEY": new_key(),
     }
-    found = House(servers.scratch(), module_postgres_dsn, module_valkey_url, env)
-    try:
-        found.start_blocking()
+    with House(servers.scratch(), module_postgres_dsn, module_valkey_url, env).running() as found:
         yield found
-    finally:
-        found.stop()
-
-
-@pytest_asyncio.fixture
-async def backend(house: House) -> AsyncIterator[Backend]:
-    """A backend of those."""
-    found = Backend(house)
-    yield found
-    await found.close()
 
 
 def reached(agent_log: Path, agent_pid: int, event: str) -> list[dict[str, Any]]:

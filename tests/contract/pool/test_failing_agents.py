@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
-import pytest_asyncio
 
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import event_pb2
@@ -34,20 +33,8 @@ def house(servers: Servers, module_postgres_dsn: str, module_valkey_url: str) ->
         "HEARTH_IDLE_LIMIT": "60",
         "HEARTH_TURN_LIMIT": "120",
     }
-    found = House(servers.scratch(), module_postgres_dsn, module_valkey_url, env)
-    try:
-        found.start_blocking()
+    with House(servers.scratch(), module_postgres_dsn, module_valkey_url, env).running() as found:
         yield found
-    finally:
-        found.stop()
-
-
-@pytest_asyncio.fixture
-async def backend(house: House) -> AsyncIterator[Backend]:
-    """A backend of those."""
-    found = Backend(house)
-    yield found
-    await found.close()
 
 
 @pytest.mark.parametrize(
