@@ -117,6 +117,7 @@ def _serve(app: App[PoolSettings], parts: Parts) -> None:
             store=parts.store,
             inputs=parts.inputs,
             commands=parts.commands,
+            interactions=parts.interactions,
             credentials=parts.credentials,
             removal=parts.removal,
             clock=app.clock,

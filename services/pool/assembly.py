@@ -12,6 +12,7 @@ from hearth.sandbox.v1 import sandbox_pb2
 from services.chassis.clock import Clock, Ids
 from services.pool.control.commands import Commands
 from services.pool.control.inputs import Inputs, Starts
+from services.pool.control.interactions import Interactions
 from services.pool.control.outbox import Outbox
 from services.pool.control.settlement import Settlement
 from services.pool.control.sweeps import Sweeps
@@ -40,6 +41,7 @@ class Parts:
     store: Store
     inputs: Inputs
     commands: Commands
+    interactions: Interactions
     credentials: Credentials
     removal: Removal
     entries: Entries
@@ -85,7 +87,8 @@ def assemble(
     """Make the parts; nothing runs yet."""
     bell, stats = _Bell(), Stats()
     starts = Starts(clock, ids, settings.default_agent)
-    settlement = Settlement(store, starts, log, changed=bell)
+    settlement = Settlement(store, starts, log, clock, changed=bell)
+    interactions = Interactions(store, starts, clock, expiry=settings.interaction_expiry, changed=bell)
     outbox = Outbox(store, producer, clock, settle=settlement.settle, spawn=spawn)
 
     async def close(entry: Entry, reason: sandbox_pb2.ReleaseReason.ValueType) -> None:
@@ -119,6 +122,7 @@ def assemble(
         settings=settings,
         stats=stats,
         recovery=recovery,
+        interactions=interactions,
         parking=Parking(entries, sandboxes, settings, stats, clock),
     )
     driver = bell.driver = Driver(room, spawn=spawn)
@@ -161,12 +165,22 @@ def assemble(
         store=store,
         inputs=inputs,
         commands=commands,
+        interactions=interactions,
         credentials=credentials,
         removal=removal,
         entries=entries,
         driver=driver,
         replicas=replicas,
         sandboxes=sandboxes,
-        sweeps=Sweeps(store, outbox, driver, holder, wake=bell, take_over=take_over, purge=removal.purge),
+        sweeps=Sweeps(
+            store,
+            outbox,
+            driver,
+            holder,
+            wake=bell,
+            take_over=take_over,
+            purge=removal.purge,
+            expire=interactions.expire,
+        ),
         stats=stats,
     )

@@ -10,6 +10,7 @@ from services.chassis.postgres import Connection, Queries
 from services.pool import records
 from services.pool.attachments import Attachment, NewAttachment
 from services.pool.control.executions import leading_to
+from services.pool.gate_rows import GateRows
 from services.pool.rows import (
     Command,
     CommandKind,
@@ -29,6 +30,18 @@ from services.pool.rows import (
 )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Closed:
+    """An execution that was just closed. `waiting`: inputs wait in the session; `asked`: gates of it are open;
+    `cancelled`: a cancel of it was open, and `steered` is the input that waited for that one, if any."""
+
+    execution: Execution
+    waiting: bool
+    asked: bool
+    cancelled: bool = False
+    steered: str | None = None
+
+
 class Changing:
     """One transaction on one session, whose row is locked. `session` is the row as it will be written."""
 
@@ -40,6 +53,7 @@ class Changing:
         # The facts as they were written.
         self.told: list[OutboxRow] = []
         self.session = session
+        self.gates = GateRows(connection, queries, session.key)
 
     @property
     def key(self) -> Key:
@@ -95,7 +109,7 @@ class Changing:
                 records.text(row["request_attachment_id"]),
             )
         active = records.execution(row) if row["execution_id"] is not None else None
-        return View(request, active, row["queued"], row["open_gates"])
+        return View(request, active, row["queued"], row["open_gates"], row["carried"])
 
     async def execution(self, execution_id: str) -> Execution | None:
         """An execution of this session."""
@@ -162,9 +176,12 @@ class Changing:
         expected_transcript: bytes | None,
         traceparent: str,
         driver: str | None = None,
+        first: bool = False,
+        steer_command_id: str | None = None,
     ) -> Execution | None:
         """Store a request with its input: promoted to a new execution at the session's epoch when one is named, else
-        at the end of the queue. A `driver` has picked that execution up. Writes the session row and the facts too."""
+        in the queue, at its end or `first`, where it may wait for a cancel. A `driver` has picked that execution up.
+        Writes the session row and the facts too."""
         now = self._numbered()
         row = await self._connection.fetchrow(
             self._queries.admit,
@@ -185,6 +202,8 @@ class Changing:
             now.spec,
             now.execution_id,
             now.outbox_number,
+            first,
+            steer_command_id,
         )
         self._written()
         return records.execution(row) if row is not None else None
@@ -216,12 +235,16 @@ class Changing:
 
     async def settle(
         self, execution_id: str, outcome: Outcome, code: str, sequence: int, commands: CommandOutcome
-    ) -> tuple[Execution, bool] | None:
-        """Close an execution and its open commands; it, and whether inputs wait. None when it was closed before."""
+    ) -> Closed | None:
+        """Close an execution and its open commands, for which no input waits any more. None when it was closed
+        before."""
         row = await self._connection.fetchrow(
             self._queries.settle, execution_id, outcome, code, sequence, str(commands)
         )
-        return (records.execution(row), row["waiting"]) if row is not None else None
+        if row is None:
+            return None
+        steered = records.text(row["steered"])
+        return Closed(records.execution(row), row["waiting"], row["asked"], row["cancelled"], steered)
 
     async def end_by_pool(
         self, execution_id: str, state: ExecutionState, ending_event_id: str, *, epoch: int
@@ -252,13 +275,46 @@ class Changing:
         execution_id: str | None,
         state: CommandState,
         outcome: CommandOutcome | None,
+        *,
+        steer_input_id: str | None = None,
     ) -> Command:
         """Store a command."""
         row = await self._connection.fetchrow(
-            self._queries.insert_command, command_id, *self.key, kind, execution_id, state, outcome
+            self._queries.insert_command, command_id, *self.key, kind, execution_id, state, outcome, steer_input_id
         )
         assert row is not None
         return records.command(row)
+
+    async def bind(self, command_id: str, input_id: str) -> Command:
+        """Let an input wait for an open cancel that nothing waits for."""
+        row = await self._connection.fetchrow(self._queries.bind, command_id, input_id)
+        assert row is not None, "the session row is locked and the cancel was just seen open"
+        return records.command(row)
+
+    async def unbind(self, command_id: str) -> Command:
+        """Make a plain cancel of an open one; an input that waits for it waits in the queue as before."""
+        row = await self._connection.fetchrow(self._queries.unbind, command_id)
+        assert row is not None, "the session row is locked and the cancel was just seen open"
+        return records.command(row)
+
+    async def move_first(self, input_id: str, steer_command_id: str) -> None:
+        """Put an input that waits before all others, for a cancel that is bound to it."""
+        await self._connection.execute(self._queries.move_first, input_id, steer_command_id)
+
+    async def open_commands(self) -> list[Command]:
+        """The commands of this session that are not settled, oldest first."""
+        rows = await self._connection.fetch(self._queries.open_commands, *self.key)
+        return [records.command(row) for row in rows]
+
+    async def settle_command(self, command_id: str, state: CommandState, outcome: CommandOutcome) -> bool:
+        """Settle one command, for which no input waits any more; False when it was settled before."""
+        found = await self._connection.fetchval(self._queries.settle_command, command_id, state, outcome)
+        return found is not None
+
+    async def parked(self) -> Execution | None:
+        """The paused execution that still asks people; None when none does."""
+        row = await self._connection.fetchrow(self._queries.parked, *self.key)
+        return records.execution(row) if row is not None else None
 
     async def command(self, command_id: str) -> Command | None:
         """A command of this session."""

@@ -9,11 +9,20 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hearth.pool.v1 import pool_pb2
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
+from hearth.types.v1 import event_pb2
+from services.pool.control import facts
 from services.pool.control.inputs import Sent, content_of
+from services.pool.control.interactions import Answered
 from services.pool.credentials import Credential
-from services.pool.rows import Command, Execution, Input, InputState, Replica
+from services.pool.rows import Command, CommandKind, Execution, Gate, Input, InputState, Replica
 from services.pool.store import Shown
 from services.pool.warm.entries import Entry
+
+_KINDS = {
+    CommandKind.CANCEL: sessions.COMMAND_KIND_CANCEL,
+    CommandKind.STEER: sessions.COMMAND_KIND_STEER,
+    CommandKind.ANSWER: sessions.COMMAND_KIND_ANSWER,
+}
 
 
 def execution(row: Execution) -> sessions.Execution:
@@ -51,12 +60,36 @@ def command(row: Command) -> sessions.Command:
     """A command."""
     return sessions.Command(
         command_id=row.command_id,
-        kind=sessions.CommandKind.Value(f"COMMAND_KIND_{row.kind}"),
+        kind=_KINDS.get(row.kind, sessions.COMMAND_KIND_UNSPECIFIED),
         execution_id=row.execution_id or "",
         state=sessions.CommandState.Value(f"COMMAND_STATE_{row.state}"),
         outcome=sessions.CommandOutcome.Value(f"COMMAND_OUTCOME_{row.outcome or 'UNSPECIFIED'}"),
         created_at=timestamp(row.created_at),
         settled_at=timestamp(row.settled_at),
+    )
+
+
+def interaction(row: Gate) -> sessions.Interaction:
+    """Something that an agent asked."""
+    return sessions.Interaction(
+        interaction_id=row.interaction_id,
+        state=sessions.InteractionState.Value(f"INTERACTION_STATE_{row.state}"),
+        execution_id=row.execution_id,
+        request=event_pb2.InteractionRequested.FromString(row.request),
+        decision=facts.decision_of(row),
+        answer_json=row.answer_json or "",
+        answered_by=row.answered_by or "",
+        resolution=facts.resolution_of(row),
+        created_at=timestamp(row.created_at),
+    )
+
+
+def answered(result: Answered) -> calls.AnswerInteractionsResponse:
+    """What became of answers."""
+    return calls.AnswerInteractionsResponse(
+        interactions=[interaction(gate) for gate in result.gates],
+        still_open=result.still_open,
+        execution=execution(result.execution) if result.execution is not None else None,
     )
 
 

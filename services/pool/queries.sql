@@ -26,7 +26,13 @@ SELECT e.*, r.method AS request_method, r.fingerprint AS request_fingerprint, r.
     r.command_id AS request_command_id, r.attachment_id AS request_attachment_id,
     (SELECT count(*) FROM pool.input i WHERE i.project = $1 AND i.session = $2 AND i.state = 'PENDING') AS queued,
     (SELECT count(*) FROM pool.gate g
-     WHERE g.project = $1 AND g.session = $2 AND g.state = 'PENDING') AS open_gates
+     WHERE g.project = $1 AND g.session = $2 AND g.state = 'PENDING') AS open_gates,
+    (EXISTS (SELECT 1 FROM pool.gate g WHERE g.project = $1 AND g.session = $2 AND g.state = 'ANSWERED')
+     OR EXISTS (SELECT 1
+                FROM pool.session s
+                JOIN pool.execution o ON o.execution_id = s.ended_execution_id
+                JOIN pool.gate g ON g.consumed_by = o.execution_id
+                WHERE s.project = $1 AND s.session = $2 AND o.outcome <> 'COMPLETED')) AS carried
 FROM (VALUES (1)) one (row)
 LEFT JOIN pool.request r ON r.project = $1 AND r.session = $2 AND r.request_id = $3
 LEFT JOIN pool.execution e ON e.project = $1 AND e.session = $2 AND e.state <> 'TERMINAL'
@@ -42,11 +48,12 @@ WITH accepted AS (
     VALUES ($1, $2, $3, 'SendInput', $4, $5)
 ), waiting AS (
     INSERT INTO pool.input (input_id, project, session, state, content, order_key, spec, expected_transcript,
-                            execution_id, promoted_at, traceparent)
+                            execution_id, promoted_at, traceparent, steer_command_id)
     VALUES ($5, $1, $2, CASE WHEN $6::uuid IS NULL THEN 'PENDING' ELSE 'PROMOTED' END, $7,
-            (SELECT coalesce(max(order_key), 0) + 1 FROM pool.input
+            (SELECT CASE WHEN $23::boolean THEN coalesce(min(order_key), 1) - 1 ELSE coalesce(max(order_key), 0) + 1 END
+             FROM pool.input
              WHERE project = $1 AND session = $2 AND state = 'PENDING'),
-            $8, $9, $6, CASE WHEN $6::uuid IS NULL THEN NULL ELSE now() END, $10)
+            $8, $9, $6, CASE WHEN $6::uuid IS NULL THEN NULL ELSE now() END, $10, $24)
 ), facts AS (
     INSERT INTO pool.outbox (project, session, number, event_id, event, execution_id, transition)
     SELECT $1, $2, f.number, f.event_id, f.event, f.execution_id, f.transition
@@ -68,7 +75,7 @@ RETURNING *
 
 -- name: promote
 WITH promoted AS (
-    UPDATE pool.input SET state = 'PROMOTED', execution_id = $3, promoted_at = now()
+    UPDATE pool.input SET state = 'PROMOTED', execution_id = $3, promoted_at = now(), steer_command_id = NULL
     WHERE input_id = $1 AND state = 'PENDING'
     RETURNING *
 )
@@ -86,7 +93,7 @@ OFFSET $3 LIMIT $4
 -- name: unstarted_inputs
 SELECT i.*, 0::bigint AS rank
 FROM pool.input i JOIN pool.execution e ON e.execution_id = i.execution_id
-WHERE e.project = $1 AND e.session = $2 AND e.state = 'PENDING'
+WHERE e.project = $1 AND e.session = $2 AND e.state <> 'TERMINAL' AND e.started_at IS NULL
 
 -- name: input
 SELECT i.*, CASE WHEN i.state = 'PENDING' THEN (
@@ -98,7 +105,7 @@ FROM pool.input i
 WHERE i.project = $1 AND i.session = $2 AND i.input_id = $3
 
 -- name: remove_inputs
-UPDATE pool.input SET state = 'REMOVED'
+UPDATE pool.input SET state = 'REMOVED', steer_command_id = NULL
 WHERE project = $1 AND session = $2 AND state = 'PENDING' AND ($3::uuid IS NULL OR input_id = $3)
 RETURNING input_id
 
@@ -153,7 +160,11 @@ WITH locked AS (
 SELECT picked.*, locked.spec AS session_spec, locked.ended_execution_id AS ended_execution_id,
     locked.harness_agent AS finished_agent, locked.harness_session_id AS finished_session_id,
     locked.harness_execution_id AS finished_execution_id,
-    input.content AS input_content, input.expected_transcript AS expected_transcript
+    input.content AS input_content, input.expected_transcript AS expected_transcript,
+    picked.source_execution_id IS NOT NULL
+    OR EXISTS (SELECT 1 FROM pool.gate g WHERE g.project = $1 AND g.session = $2 AND g.state = 'ANSWERED')
+    OR EXISTS (SELECT 1 FROM pool.execution o JOIN pool.gate g ON g.consumed_by = o.execution_id
+               WHERE o.execution_id = locked.ended_execution_id AND o.outcome <> 'COMPLETED') AS carried
 FROM picked CROSS JOIN locked LEFT JOIN pool.input ON input.input_id = picked.input_id
 
 -- name: give_back
@@ -180,16 +191,25 @@ WITH ended AS (
     SET state = 'TERMINAL', outcome = $2, failure_code = $3, ending_sequence = $4, settled_at = now()
     WHERE execution_id = $1 AND state <> 'TERMINAL'
     RETURNING *
+), closing AS (
+    SELECT steer_input_id FROM pool.command
+    WHERE execution_id = $1 AND state IN ('PENDING', 'CLAIMED') AND kind IN ('CANCEL', 'STEER')
+), unbound AS (
+    UPDATE pool.input SET steer_command_id = NULL
+    WHERE input_id IN (SELECT steer_input_id FROM closing) AND state = 'PENDING' AND EXISTS (SELECT 1 FROM ended)
+    RETURNING input_id
 ), told AS (
     UPDATE pool.command
-    SET state = CASE WHEN $5 = 'STOPPED' AND kind <> 'ANSWER' THEN 'APPLIED' ELSE 'OBSOLETE' END,
-        outcome = CASE WHEN $5 = 'STOPPED' AND kind = 'ANSWER' THEN 'NOT_RUNNING' ELSE $5 END,
+    SET state = CASE WHEN $5 = 'STOPPED' AND kind IN ('CANCEL', 'STEER') THEN 'APPLIED' ELSE 'OBSOLETE' END,
+        outcome = CASE WHEN $5 = 'STOPPED' AND kind NOT IN ('CANCEL', 'STEER') THEN 'NOT_RUNNING' ELSE $5 END,
         settled_at = now()
     WHERE execution_id = $1 AND state IN ('PENDING', 'CLAIMED') AND EXISTS (SELECT 1 FROM ended)
 )
 SELECT *, EXISTS (
     SELECT 1 FROM pool.input i WHERE i.project = ended.project AND i.session = ended.session AND i.state = 'PENDING'
-) AS waiting
+) AS waiting, EXISTS (
+    SELECT 1 FROM pool.gate g WHERE g.execution_id = ended.execution_id AND g.state IN ('PENDING', 'ANSWERED')
+) AS asked, EXISTS (SELECT 1 FROM closing) AS cancelled, (SELECT input_id FROM unbound) AS steered
 FROM ended
 
 -- name: end_by_pool
@@ -199,7 +219,8 @@ WHERE execution_id = $1 AND state <> 'TERMINAL' AND ending_event_id IS NULL
 RETURNING *
 
 -- name: open_gates
-SELECT interaction_id FROM pool.gate WHERE execution_id = $1 AND state IN ('PENDING', 'ANSWERED') ORDER BY created_at
+SELECT interaction_id FROM pool.gate WHERE execution_id = $1 AND state IN ('PENDING', 'ANSWERED')
+ORDER BY created_at, interaction_id
 
 -- name: stop
 UPDATE pool.execution SET state = 'STOPPING'
@@ -216,8 +237,8 @@ WHERE execution_id = $1 AND epoch < $2 AND state <> 'TERMINAL'
 RETURNING *
 
 -- name: insert_command
-INSERT INTO pool.command (command_id, project, session, kind, execution_id, state, outcome, settled_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, CASE WHEN $7::text IS NULL THEN NULL ELSE now() END)
+INSERT INTO pool.command (command_id, project, session, kind, execution_id, state, outcome, settled_at, steer_input_id)
+VALUES ($1, $2, $3, $4, $5, $6, $7, CASE WHEN $7::text IS NULL THEN NULL ELSE now() END, $8)
 RETURNING *
 
 -- name: command
@@ -227,16 +248,212 @@ SELECT * FROM pool.command WHERE project = $1 AND session = $2 AND command_id = 
 SELECT * FROM pool.command
 WHERE execution_id = $1 AND state IN ('PENDING', 'CLAIMED') AND kind IN ('CANCEL', 'STEER')
 
+-- name: bind
+UPDATE pool.command SET steer_input_id = $2
+WHERE command_id = $1 AND state IN ('PENDING', 'CLAIMED') AND steer_input_id IS NULL
+RETURNING *
+
+-- name: unbind
+WITH unbound AS (
+    UPDATE pool.input SET steer_command_id = NULL
+    WHERE input_id = (SELECT steer_input_id FROM pool.command WHERE command_id = $1) AND state = 'PENDING'
+)
+UPDATE pool.command SET kind = 'CANCEL', steer_input_id = NULL
+WHERE command_id = $1 AND state IN ('PENDING', 'CLAIMED')
+RETURNING *
+
+-- name: move_first
+UPDATE pool.input i
+SET steer_command_id = $2, order_key = (
+    SELECT min(o.order_key) - 1 FROM pool.input o
+    WHERE o.project = i.project AND o.session = i.session AND o.state = 'PENDING'
+)
+WHERE input_id = $1 AND state = 'PENDING'
+
+-- name: parked
+SELECT * FROM pool.execution e
+WHERE e.project = $1 AND e.session = $2 AND e.state = 'TERMINAL' AND e.outcome = 'PAUSED'
+  AND EXISTS (SELECT 1 FROM pool.gate g WHERE g.execution_id = e.execution_id AND g.state = 'PENDING')
+ORDER BY e.created_at DESC LIMIT 1
+
 -- name: claim_cancel
+-- By who drives it. The try is counted before anything is delivered, and never above the most.
 UPDATE pool.command
 SET state = 'CLAIMED', claimed_by = $2, claim_expires_at = now() + make_interval(secs => $3), attempts = attempts + 1
-WHERE execution_id = $1 AND kind IN ('CANCEL', 'STEER') AND state = 'PENDING'
+WHERE execution_id = $1 AND kind IN ('CANCEL', 'STEER') AND state = 'PENDING' AND attempts < $4
+  AND EXISTS (SELECT 1 FROM pool.execution e WHERE e.execution_id = $1 AND e.driver = $2)
 RETURNING *
 
 -- name: return_commands
-UPDATE pool.command SET state = 'PENDING', claimed_by = NULL, claim_expires_at = NULL
-WHERE state = 'CLAIMED' AND claim_expires_at < now()
-RETURNING project, session
+WITH expired AS (
+    SELECT command_id, project, session FROM pool.command
+    WHERE state = 'CLAIMED' AND claim_expires_at < now() AND attempts < $1
+    ORDER BY created_at LIMIT $2
+), locked AS (
+    SELECT project, session FROM pool.session
+    WHERE (project, session) IN (SELECT project, session FROM expired)
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE pool.command c SET state = 'PENDING', claimed_by = NULL, claim_expires_at = NULL
+FROM expired JOIN locked USING (project, session)
+WHERE c.command_id = expired.command_id AND c.state = 'CLAIMED' AND c.claim_expires_at < now()
+RETURNING c.project, c.session
+
+-- name: open_commands
+SELECT * FROM pool.command WHERE project = $1 AND session = $2 AND state IN ('PENDING', 'CLAIMED') ORDER BY created_at
+
+-- name: settle_command
+WITH unbound AS (
+    UPDATE pool.input SET steer_command_id = NULL
+    WHERE input_id = (SELECT steer_input_id FROM pool.command WHERE command_id = $1) AND state = 'PENDING'
+)
+UPDATE pool.command SET state = $2, outcome = $3, settled_at = now()
+WHERE command_id = $1 AND state IN ('PENDING', 'CLAIMED')
+RETURNING command_id
+
+-- name: late_commands
+SELECT DISTINCT c.project, c.session
+FROM pool.command c JOIN pool.execution e ON e.execution_id = c.execution_id
+WHERE c.state IN ('PENDING', 'CLAIMED') AND e.state = 'TERMINAL'
+LIMIT $1
+
+-- name: forsaken_commands
+-- What nobody delivers: its execution is driven by nobody whom the table of replicas knows, and nothing ends it yet.
+SELECT c.command_id, c.project, c.session, c.attempts >= $1 AS exhausted
+FROM pool.command c JOIN pool.execution e ON e.execution_id = c.execution_id
+WHERE (c.state = 'PENDING' OR (c.state = 'CLAIMED' AND c.claim_expires_at < now()))
+  AND e.state <> 'TERMINAL' AND e.ending_event_id IS NULL
+  AND NOT EXISTS (SELECT 1 FROM pool.replica r WHERE r.holder = e.driver)
+ORDER BY c.created_at LIMIT $2
+
+-- name: retire_requests
+WITH old AS (
+    SELECT project, session, request_id FROM pool.request r
+    WHERE created_at < now() - make_interval(secs => $1)
+      AND NOT EXISTS (
+          SELECT 1 FROM pool.input i LEFT JOIN pool.execution e ON e.execution_id = i.execution_id
+          WHERE i.input_id = r.input_id
+            AND (i.state = 'PENDING' OR e.state <> 'TERMINAL' OR e.settled_at >= now() - make_interval(secs => $1)))
+      AND NOT EXISTS (
+          SELECT 1 FROM pool.command c
+          WHERE c.command_id = r.command_id
+            AND (c.settled_at IS NULL OR c.settled_at >= now() - make_interval(secs => $1)))
+    LIMIT $2
+), locked AS (
+    SELECT project, session FROM pool.session
+    WHERE (project, session) IN (SELECT project, session FROM old)
+    FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM pool.request r USING old JOIN locked USING (project, session)
+    WHERE r.project = old.project AND r.session = old.session AND r.request_id = old.request_id
+    RETURNING 1
+)
+SELECT count(*) FROM gone
+
+-- name: retire_commands
+WITH old AS (
+    SELECT command_id, project, session FROM pool.command c
+    WHERE settled_at < now() - make_interval(secs => $1)
+      AND NOT EXISTS (SELECT 1 FROM pool.request r WHERE r.command_id = c.command_id)
+    LIMIT $2
+), locked AS (
+    SELECT project, session FROM pool.session
+    WHERE (project, session) IN (SELECT project, session FROM old)
+    FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM pool.command c USING old JOIN locked USING (project, session)
+    WHERE c.command_id = old.command_id
+      AND NOT EXISTS (SELECT 1 FROM pool.request r WHERE r.command_id = c.command_id)
+    RETURNING 1
+)
+SELECT count(*) FROM gone
+
+-- name: retire_inputs
+WITH old AS (
+    SELECT input_id, project, session FROM pool.input i
+    WHERE state <> 'PENDING' AND created_at < now() - make_interval(secs => $1)
+      AND NOT EXISTS (SELECT 1 FROM pool.request r WHERE r.input_id = i.input_id)
+      AND NOT EXISTS (
+          SELECT 1 FROM pool.execution e
+          WHERE e.execution_id = i.execution_id
+            AND (e.state <> 'TERMINAL' OR e.settled_at >= now() - make_interval(secs => $1)))
+    LIMIT $2
+), locked AS (
+    SELECT project, session FROM pool.session
+    WHERE (project, session) IN (SELECT project, session FROM old)
+    FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM pool.input i USING old JOIN locked USING (project, session)
+    WHERE i.input_id = old.input_id AND NOT EXISTS (SELECT 1 FROM pool.request r WHERE r.input_id = i.input_id)
+    RETURNING 1
+)
+SELECT count(*) FROM gone
+
+-- name: retire_gates
+WITH old AS (
+    SELECT interaction_id, project, session FROM pool.gate g
+    WHERE state IN ('CONSUMED', 'CLOSED') AND created_at < now() - make_interval(secs => $1)
+      AND coalesce(closed_at, answered_at, created_at) < now() - make_interval(secs => $1)
+      AND NOT EXISTS (
+          SELECT 1 FROM pool.execution e
+          WHERE e.execution_id IN (g.execution_id, g.consumed_by)
+            AND (e.state <> 'TERMINAL' OR e.settled_at >= now() - make_interval(secs => $1)))
+      -- What the next execution may have to tell of.
+      AND NOT EXISTS (
+          SELECT 1 FROM pool.session s
+          WHERE s.project = g.project AND s.session = g.session AND s.ended_execution_id = g.consumed_by)
+    LIMIT $2
+), locked AS (
+    SELECT project, session FROM pool.session
+    WHERE (project, session) IN (SELECT project, session FROM old)
+    FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM pool.gate g USING old JOIN locked USING (project, session)
+    WHERE g.interaction_id = old.interaction_id
+    RETURNING 1
+)
+SELECT count(*) FROM gone
+
+-- name: retire_executions
+-- The newest of a session stays, and whatever anything else still names.
+WITH old AS (
+    SELECT e.execution_id, e.project, e.session
+    FROM pool.execution e JOIN pool.session s ON s.project = e.project AND s.session = e.session
+    WHERE e.state = 'TERMINAL' AND e.settled_at < now() - make_interval(secs => $1)
+      AND e.execution_id IS DISTINCT FROM s.execution_id
+      AND e.execution_id IS DISTINCT FROM s.ended_execution_id
+      AND e.execution_id IS DISTINCT FROM s.harness_execution_id
+      AND NOT EXISTS (SELECT 1 FROM pool.input i WHERE i.execution_id = e.execution_id)
+      AND NOT EXISTS (SELECT 1 FROM pool.command c WHERE c.execution_id = e.execution_id)
+      AND NOT EXISTS (SELECT 1 FROM pool.gate g WHERE g.execution_id = e.execution_id)
+      AND NOT EXISTS (
+          SELECT 1 FROM pool.outbox o
+          WHERE o.project = e.project AND o.session = e.session AND o.execution_id = e.execution_id)
+    LIMIT $2
+), locked AS (
+    SELECT project, session FROM pool.session
+    WHERE (project, session) IN (SELECT project, session FROM old)
+    FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM pool.execution e USING old JOIN locked USING (project, session)
+    WHERE e.execution_id = old.execution_id
+      AND NOT EXISTS (SELECT 1 FROM pool.command c WHERE c.execution_id = e.execution_id)
+    RETURNING 1
+)
+SELECT count(*) FROM gone
+
+-- name: retire_project_requests
+WITH old AS (
+    SELECT project, request_id FROM pool.project_request
+    WHERE created_at < now() - make_interval(secs => $1)
+    LIMIT $2
+    FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM pool.project_request p USING old
+    WHERE p.project = old.project AND p.request_id = old.request_id
+    RETURNING 1
+)
+SELECT count(*) FROM gone
 
 -- name: outbox
 SELECT number, event_id, event, execution_id, transition FROM pool.outbox
@@ -388,3 +605,120 @@ WHERE project = $1 AND session = $2 AND attachment_id = ANY ($3::uuid[])
 
 -- name: attachment_content
 SELECT content FROM pool.attachment WHERE project = $1 AND session = $2 AND attachment_id = $3
+
+-- name: wait
+-- `moment` is the time of this transaction, from which what is asked in it counts.
+UPDATE pool.execution SET state = 'WAITING'
+WHERE execution_id = $1 AND epoch = $2 AND driver = $3 AND ending_event_id IS NULL
+  AND (state = ANY ($4::text[]) OR state = 'WAITING')
+RETURNING now() AS moment
+
+-- name: insert_gates
+-- Those of one call lie a microsecond apart, so that they are listed in the order in which they were asked.
+INSERT INTO pool.gate (interaction_id, project, session, execution_id, tool_call_id, request_key, kind, state, request,
+                       input_digest, created_at, expires_at)
+SELECT g.interaction_id, $1, $2, $3, g.tool_call_id, g.request_key, g.kind, 'PENDING', g.request,
+       g.input_digest, now() + g.place * interval '1 microsecond', $10
+FROM unnest($4::uuid[], $5::text[], $6::text[], $7::text[], $8::bytea[], $9::bytea[]) WITH ORDINALITY
+    AS g (interaction_id, tool_call_id, request_key, kind, request, input_digest, place)
+ON CONFLICT (interaction_id) DO NOTHING
+RETURNING *
+
+-- name: gates
+SELECT * FROM pool.gate WHERE project = $1 AND session = $2 AND interaction_id = ANY ($3::uuid[])
+
+-- name: gates_of
+SELECT * FROM pool.gate WHERE execution_id = $1 ORDER BY created_at, interaction_id
+
+-- name: list_gates
+SELECT * FROM pool.gate
+WHERE project = $1 AND session = $2
+  AND (NOT $3::boolean OR (state = 'PENDING' AND expires_at > now()))
+  AND ($4::timestamptz IS NULL OR (created_at, interaction_id) > ($4, $5::uuid))
+ORDER BY created_at, interaction_id
+LIMIT $6
+
+-- name: answer_gates
+UPDATE pool.gate g
+SET state = 'ANSWERED', decision = a.decision, answer_json = a.answer_json, answered_by = $6, answered_at = now()
+FROM unnest($3::uuid[], $4::text[], $5::text[]) AS a (interaction_id, decision, answer_json)
+WHERE g.project = $1 AND g.session = $2 AND g.interaction_id = a.interaction_id
+  AND g.state = 'PENDING' AND g.expires_at > now()
+RETURNING g.*
+
+-- name: consume_gates
+UPDATE pool.gate SET state = 'CONSUMED', resolution = 'CONSUMED', consumed_by = $3, closed_at = now()
+WHERE project = $1 AND session = $2 AND interaction_id = ANY ($4::uuid[]) AND state = 'ANSWERED'
+RETURNING *
+
+-- name: close_gates
+UPDATE pool.gate SET state = 'CLOSED', resolution = $4, closed_at = now()
+WHERE project = $1 AND session = $2 AND state IN ('PENDING', 'ANSWERED') AND ($3::uuid IS NULL OR execution_id = $3)
+RETURNING *
+
+-- name: expire_gates
+-- An answer that something may be about to use does not go by time.
+UPDATE pool.gate SET state = 'CLOSED', resolution = 'EXPIRED', closed_at = now()
+WHERE project = $1 AND session = $2 AND state IN ('PENDING', 'ANSWERED') AND expires_at <= now()
+  AND (state = 'PENDING' OR NOT EXISTS (
+      SELECT 1 FROM pool.execution e WHERE e.project = $1 AND e.session = $2 AND e.state <> 'TERMINAL'))
+RETURNING *
+
+-- name: expired_gates
+SELECT project, session FROM (
+    SELECT g.project, g.session FROM pool.gate g
+    WHERE g.state IN ('PENDING', 'ANSWERED') AND g.expires_at <= now()
+      AND (g.state = 'PENDING' OR NOT EXISTS (
+          SELECT 1 FROM pool.execution e
+          WHERE e.project = g.project AND e.session = g.session AND e.state <> 'TERMINAL'))
+    ORDER BY g.expires_at
+    LIMIT $1
+) overdue
+GROUP BY project, session
+
+-- name: gate_counts
+SELECT count(*) FILTER (WHERE state = 'PENDING') AS pending, count(*) FILTER (WHERE state = 'ANSWERED') AS answered
+FROM pool.gate WHERE execution_id = $1
+
+-- name: go_on
+UPDATE pool.execution SET state = 'RUNNING'
+WHERE execution_id = $1 AND state = 'WAITING'
+  AND NOT EXISTS (SELECT 1 FROM pool.gate g WHERE g.execution_id = $1 AND g.state = 'PENDING')
+RETURNING *
+
+-- name: run_picked
+UPDATE pool.execution
+SET state = 'RUNNING', started_at = coalesce(started_at, now()), agent = $4, harness_session_id = $5
+WHERE execution_id = $1 AND epoch = $2 AND driver = $3 AND (state = ANY ($6::text[]) OR state = 'RUNNING')
+  AND ending_event_id IS NULL
+RETURNING *
+
+-- name: carried_gates
+-- What the execution before this one left to be passed on; of one that ended by itself the log says everything.
+SELECT g.* FROM pool.gate g WHERE g.project = $1 AND g.session = $2 AND g.state = 'ANSWERED'
+UNION
+SELECT g.* FROM pool.gate g JOIN pool.execution e ON e.execution_id = g.consumed_by
+WHERE g.consumed_by = $3::uuid AND e.outcome <> 'COMPLETED'
+UNION
+SELECT g.* FROM pool.gate g WHERE g.execution_id = $4::uuid
+ORDER BY created_at, interaction_id
+
+-- name: continue_source
+INSERT INTO pool.execution (execution_id, project, session, epoch, admitted_epoch, state, source_execution_id,
+                            traceparent)
+SELECT $3, $1, $2, $4, $4, 'PENDING', s.execution_id, coalesce(nullif($6, ''), s.traceparent)
+FROM pool.execution s
+WHERE s.execution_id = $5
+  AND NOT EXISTS (SELECT 1 FROM pool.execution c WHERE c.source_execution_id = $5)
+  AND NOT EXISTS (SELECT 1 FROM pool.execution a
+                  WHERE a.project = $1 AND a.session = $2 AND a.state <> 'TERMINAL')
+RETURNING *
+
+-- name: continuation
+SELECT * FROM pool.execution WHERE source_execution_id = $1
+
+-- name: unheard_gates
+SELECT DISTINCT e.project, e.session
+FROM pool.execution e JOIN pool.gate g ON g.execution_id = e.execution_id
+WHERE e.state = 'WAITING' AND e.driver = $1 AND e.ending_event_id IS NULL AND g.state IN ('ANSWERED', 'CLOSED')
+LIMIT $2

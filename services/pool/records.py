@@ -12,13 +12,18 @@ from services.pool.rows import (
     CommandKind,
     CommandOutcome,
     CommandState,
+    Decision,
     Execution,
     ExecutionState,
     Finished,
+    Gate,
+    GateKind,
+    GateState,
     Input,
     InputState,
     Key,
     Outcome,
+    Resolution,
     Session,
 )
 
@@ -112,4 +117,27 @@ def command(row: asyncpg.Record) -> Command:
         text(row["steer_input_id"]),
         row["created_at"],
         row["settled_at"],
+    )
+
+
+def gate(row: asyncpg.Record) -> Gate:
+    return Gate(
+        str(row["interaction_id"]),
+        Key(row["project"], row["session"]),
+        str(row["execution_id"]),
+        row["tool_call_id"],
+        row["request_key"],
+        GateKind(row["kind"]),
+        GateState(row["state"]),
+        row["request"],
+        row["input_digest"],
+        Decision(row["decision"]) if row["decision"] is not None else None,
+        row["answer_json"],
+        row["answered_by"],
+        Resolution(row["resolution"]) if row["resolution"] is not None else None,
+        text(row["consumed_by"]),
+        row["created_at"],
+        row["answered_at"],
+        row["closed_at"],
+        row["expires_at"],
     )

@@ -17,17 +17,18 @@ from google.protobuf.message import Message
 from hearth.sandbox.v1 import sandbox_pb2
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
-from hearth.types.v1 import content_pb2
+from hearth.types.v1 import content_pb2, event_pb2
 from hearth.types.v1 import session_pb2 as types
 from services.chassis import fields
-from services.chassis.auth import require_project
+from services.chassis.auth import current_caller, require_project
 from services.chassis.errors import InvalidArgument, Unimplemented, invalid
 from services.chassis.fields import Violations
 from services.pool import credentials
 from services.pool.control import gates
 from services.pool.control.admission import OnBusy
 from services.pool.control.commands import Aim
-from services.pool.rows import Key
+from services.pool.gate_rows import AnswerRow
+from services.pool.rows import Decision, Key
 
 MAX_PARTS = 64
 # The message becomes an event, which may have 1 MiB with everything around the content.
@@ -38,6 +39,9 @@ MAX_INSTRUCTIONS_BYTES = 256 * 1024
 MAX_SPEC_BYTES = 1024 * 1024
 MAX_TRANSCRIPT_ENTRIES = 10_000
 MAX_CREDENTIAL_BYTES = 64 * 1024
+MAX_ANSWERS = 100
+MAX_ANSWER_BYTES = 256 * 1024
+MAX_NAME_BYTES = 255
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
@@ -45,6 +49,11 @@ _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 # What the sandbox service refuses, told when the message is sent instead of when its turn starts.
 _OWN_VARIABLES = frozenset({"HOME"})
 _OWN_PREFIX = "HEARTH_"
+_DECISIONS = {
+    event_pb2.DECISION_UNSPECIFIED: None,
+    event_pb2.DECISION_ALLOWED: Decision.ALLOWED,
+    event_pb2.DECISION_DENIED: Decision.DENIED,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,8 +135,7 @@ def _check_text(checks: Violations, field: str, value: str, most: int) -> None:
 
 
 def check_spec(spec: sessions.SessionSpec, known: Known) -> None:
-    """A spec that can be applied; `ask` is refused until it is built. What it names is looked up elsewhere."""
-    _check_built(spec)
+    """A spec that can be applied. What it names is looked up elsewhere."""
     size = spec.ByteSize()
     if size > MAX_SPEC_BYTES:
         raise invalid("spec", f"must be at most {MAX_SPEC_BYTES} bytes, it has {size}", reason="TOO_LARGE")
@@ -151,12 +159,6 @@ def check_spec(spec: sessions.SessionSpec, known: Known) -> None:
         if spec.limits.HasField(name) and getattr(spec.limits, name).ToNanoseconds() <= 0:
             checks.add(f"spec.limits.{name}", "must be longer than nothing")
     checks.raise_if_any()
-
-
-def _check_built(spec: sessions.SessionSpec) -> None:
-    asking = gates.asking_fields(spec.permissions, "spec.permissions")
-    if asking:
-        raise not_built(asking[0], "asking people for permission", "use ALLOW or DENY")
 
 
 def _check_bindings(checks: Violations, spec: sessions.SessionSpec) -> None:
@@ -294,6 +296,35 @@ def on_busy_of(value: sessions.OnBusy.ValueType) -> OnBusy:
             raise not_built("on_busy", "steering", "call StopExecution, then SendInput")
         case _:
             raise invalid("on_busy", "is not a value that this version knows")
+
+
+def answers_of(answers: Sequence[sessions.InteractionAnswer]) -> list[AnswerRow]:
+    """Answers of people, as they are stored; whether each fits what was asked is seen later."""
+    if not 1 <= len(answers) <= MAX_ANSWERS:
+        raise invalid("answers", f"must have 1 to {MAX_ANSWERS} answers, it has {len(answers)}")
+    checks, found = Violations(), dict[str, AnswerRow]()
+    for index, answer in enumerate(answers):
+        path = f"answers[{index}]"
+        interaction_id = checks.take(fields.uuid_text, f"{path}.interaction_id", answer.interaction_id)
+        if interaction_id in found:
+            checks.add(f"{path}.interaction_id", "must be named once")
+        if answer.decision not in _DECISIONS:
+            checks.add(f"{path}.decision", "is not a value that this version knows")
+        if answer.answer_json:
+            _check_text(checks, f"{path}.answer_json", answer.answer_json, MAX_ANSWER_BYTES)
+            if not gates.is_json(answer.answer_json):
+                checks.add(f"{path}.answer_json", "must be JSON")
+        found[interaction_id] = AnswerRow(interaction_id, _DECISIONS.get(answer.decision), answer.answer_json or None)
+    checks.raise_if_any()
+    return list(found.values())
+
+
+def name_of_caller(given: str) -> str:
+    """Who answers: as the caller says, else the name of its token."""
+    fields.length("answered_by", given, maximum=MAX_NAME_BYTES)
+    if "\0" in given:
+        raise invalid("answered_by", "must not hold NUL characters")
+    return given or current_caller().name
 
 
 def aim_of(request: calls.StopExecutionRequest) -> Aim:

@@ -78,6 +78,12 @@ class CommandKind(StrEnum):
     CANCEL = "CANCEL"
     STEER = "STEER"
     ANSWER = "ANSWER"
+    # One that a newer replica wrote: it is shown and settled with its execution, and nothing else is done with it.
+    UNKNOWN = "UNKNOWN"
+
+    @classmethod
+    def _missing_(cls, value: object) -> CommandKind:
+        return cls.UNKNOWN
 
 
 class CommandState(StrEnum):
@@ -190,6 +196,65 @@ class Command:
     settled_at: datetime | None
 
 
+class GateKind(StrEnum):
+    """What a gate waits for."""
+
+    APPROVAL = "APPROVAL"
+    QUESTION = "QUESTION"
+    CLIENT_TOOL = "CLIENT_TOOL"
+
+
+class GateState(StrEnum):
+    """State of a gate; the last two have a resolution."""
+
+    PENDING = "PENDING"
+    ANSWERED = "ANSWERED"
+    CONSUMED = "CONSUMED"
+    CLOSED = "CLOSED"
+
+
+class Decision(StrEnum):
+    """What somebody decided about an approval."""
+
+    ALLOWED = "ALLOWED"
+    DENIED = "DENIED"
+
+
+class Resolution(StrEnum):
+    """How a gate came to its end."""
+
+    CONSUMED = "CONSUMED"
+    POLICY = "POLICY"
+    EXECUTION_ENDED = "EXECUTION_ENDED"
+    CANCELLED = "CANCELLED"
+    EXPIRED = "EXPIRED"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gate:
+    """A row of `pool.gate`. `request` is a serialized InteractionRequested, `input_digest` the SHA-256 of the canonical
+    arguments in it. `execution_id` asked; `consumed_by` is the execution that handed the answer to an agent."""
+
+    interaction_id: str
+    key: Key
+    execution_id: str
+    tool_call_id: str
+    request_key: str
+    kind: GateKind
+    state: GateState
+    request: bytes
+    input_digest: bytes
+    decision: Decision | None
+    answer_json: str | None
+    answered_by: str | None
+    resolution: Resolution | None
+    consumed_by: str | None
+    created_at: datetime
+    answered_at: datetime | None
+    closed_at: datetime | None
+    expires_at: datetime
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
     """A row of `pool.request`: what was accepted under a request id."""
@@ -237,9 +302,11 @@ class Fact:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class View:
-    """What stands beside a locked session row: a request accepted before, and what runs and waits."""
+    """What stands beside a locked session row: a request accepted before, and what runs and waits. `carried`: the next
+    execution has answers to pass on, or has to say that it is not known what became of one."""
 
     request: Request | None
     active: Execution | None
     queued: int
     open_gates: int
+    carried: bool = False

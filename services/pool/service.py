@@ -19,6 +19,7 @@ from services.pool.attachments import NewAttachment, Uploads, check_description
 from services.pool.control import admission
 from services.pool.control.commands import Commands
 from services.pool.control.inputs import Inputs, NewInput, session_not_found
+from services.pool.control.interactions import Interactions, NewAnswers
 from services.pool.credentials_store import Credentials
 from services.pool.removal import Removal
 from services.pool.requests import Known, fingerprint, key_of, not_built, project_of
@@ -41,6 +42,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         store: Store,
         inputs: Inputs,
         commands: Commands,
+        interactions: Interactions,
         credentials: Credentials,
         removal: Removal,
         clock: Clock,
@@ -50,6 +52,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         self._store = store
         self._inputs = inputs
         self._commands = commands
+        self._interactions = interactions
         self._credentials = credentials
         self._uploads = Uploads()
         self._removal = removal
@@ -132,6 +135,20 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         sent = await to_its_end(self._inputs.resume(key, request_id, fingerprint(request)))
         started = sent is not None and sent.execution is not None
         return calls.ResumeQueueResponse(started=messages.started(sent) if started and sent is not None else None)
+
+    async def AnswerInteractions(
+        self, request: calls.AnswerInteractionsRequest, context: Context
+    ) -> calls.AnswerInteractionsResponse:
+        """Accept answers of people."""
+        new = NewAnswers(
+            key_of(request.session),
+            fields.request_id(request.request_id),
+            fingerprint(request),
+            requests.answers_of(request.answers),
+            requests.name_of_caller(request.answered_by),
+            telemetry.inject(),
+        )
+        return messages.answered(await to_its_end(self._interactions.answer(new)))
 
     async def PutAttachment(
         self, request_iterator: AsyncIterator[calls.PutAttachmentRequest], context: Context
@@ -229,11 +246,18 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
     async def ListInteractions(
         self, request: calls.ListInteractionsRequest, context: Context
     ) -> calls.ListInteractionsResponse:
-        """Nobody is ever asked in this version, so there are none."""
-        await self._shown(key_of(request.session))
-        fields.page_size(request.page_size, default=_PAGE, maximum=_MOST)
-        requests.page_token(request.page_token, str)
-        return calls.ListInteractionsResponse()
+        """What agents have asked."""
+        key = key_of(request.session)
+        size = fields.page_size(request.page_size, default=_PAGE, maximum=_MOST)
+        token = requests.page_token(request.page_token, str, str)
+        after = (_moment(token[0]), _page_id(token[1])) if token is not None else None
+        await self._shown(key)
+        found = await self._store.list_gates(key, pending_only=request.pending_only, after=after, limit=size + 1)
+        response = calls.ListInteractionsResponse(interactions=[messages.interaction(row) for row in found[:size]])
+        if len(found) > size:
+            last = found[size - 1]
+            response.next_page_token = requests.next_page_token(last.created_at.isoformat(), last.interaction_id)
+        return response
 
     async def ListCredentials(
         self, request: calls.ListCredentialsRequest, context: Context
@@ -249,13 +273,6 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         return response
 
     # Not built yet
-
-    async def AnswerInteractions(
-        self, request: calls.AnswerInteractionsRequest, context: Context
-    ) -> calls.AnswerInteractionsResponse:
-        """Refused: nobody is ever asked."""
-        key_of(request.session)
-        raise not_built("answers", "answering an agent", "the permissions of the spec answer it: ALLOW or DENY")
 
     async def SendInputNow(self, request: calls.SendInputNowRequest, context: Context) -> calls.SendInputNowResponse:
         """Refused: nothing overtakes the queue."""
@@ -292,4 +309,15 @@ def _moment(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        raise invalid("page_token", "must be a next_page_token of this call, or empty") from None
+        raise _wrong_token() from None
+
+
+def _page_id(text: str) -> str:
+    try:
+        return fields.uuid_text("page_token", text)
+    except HearthError:
+        raise _wrong_token() from None
+
+
+def _wrong_token() -> HearthError:
+    return invalid("page_token", "must be a next_page_token of this call, or empty")

@@ -31,7 +31,7 @@ class PoolSettings(PostgresSettings):
         default=["local"], description="providers that a spec may name, separated by commas, as the sandbox service has"
     )
     default_provider: str = Field(default="local", description="provider of a spec that names none")
-    default_permission: Literal["allow", "deny"] = Field(
+    default_permission: Literal["allow", "ask", "deny"] = Field(
         default="deny", description="answer to an agent that asks for leave where the spec does not say"
     )
 
@@ -45,7 +45,15 @@ class PoolSettings(PostgresSettings):
     local_warm_window: float = Field(default=60.0, ge=0, description="how long an idle local one is kept; 0 = not")
     daytona_warm_window: float = Field(default=120.0, ge=0, description="the same on Daytona")
     stop_window: float = Field(default=600.0, ge=0, description="how long one is kept after a Stop of its user")
+    approval_window: float = Field(
+        default=600.0, ge=0, description="how long a turn that waits for people keeps its agent; then it is paused"
+    )
+    local_warm_cap: int = Field(default=8, ge=0, description="turns that wait for people with a live agent, at most")
+    daytona_warm_cap: int = Field(default=20, ge=0, description="the same on Daytona")
     queue_cap: int = Field(default=100, ge=1, description="inputs that may wait in one session")
+    interaction_expiry: float = Field(
+        default=7 * 86400.0, gt=0, description="how long people may take to answer what an agent asks"
+    )
 
     turn_limit: float = Field(default=7200.0, gt=0, description="a whole turn")
     idle_limit: float = Field(default=1800.0, gt=0, description="silence within a turn")
@@ -117,6 +125,10 @@ class PoolSettings(PostgresSettings):
     def limits(self) -> TurnLimits:
         """The limits of a turn whose spec sets none."""
         return TurnLimits(self.turn_limit, self.idle_limit, self.first_response_limit, self.tool_call_limit).clamped()
+
+    def waiting_cap(self, provider: str) -> int:
+        """How many turns may wait for people with a live agent on a provider; the next one is paused at once."""
+        return {"local": self.local_warm_cap, "daytona": self.daytona_warm_cap}.get(provider, 0)
 
     def warm_window(self, provider: str) -> float:
         """How long an idle entry is kept on a provider."""

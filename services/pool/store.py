@@ -23,6 +23,7 @@ from services.pool.rows import (
     Execution,
     ExecutionState,
     Finished,
+    Gate,
     Input,
     Key,
     OutboxRow,
@@ -38,7 +39,12 @@ PLANNER = {"enable_seqscan": "off", "jit": "off"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PickedUp:
-    """An execution that this replica drives from now on, with all that its turn starts from."""
+    """An execution that this replica drives from now on, with all that its turn starts from.
+
+    `continued`: gates that executions before it have left to be told of, in the order in which they were asked. Those
+    that are ANSWERED are passed on by it (`Interactions.begin`); one that is CONSUMED was passed on by another, and
+    only the log may know what came of that; one that is CLOSED was never answered.
+    """
 
     execution: Execution
     spec: bytes
@@ -46,6 +52,7 @@ class PickedUp:
     finished: Finished | None
     content: bytes
     expected_transcript: bytes | None
+    continued: Sequence[Gate] = ()
 
 
 class Changed(Protocol):
@@ -158,14 +165,44 @@ class Store:
         row = await self._pool.fetchrow(self._queries.pick_up, *key, holder)
         if row is None:
             return None
+        execution, ended = records.execution(row), records.text(row["ended_execution_id"])
         return PickedUp(
-            records.execution(row),
+            execution,
             row["session_spec"],
-            records.text(row["ended_execution_id"]),
+            ended,
             records.finished(row["finished_agent"], row["finished_session_id"], row["finished_execution_id"]),
             row["input_content"] or b"",
             row["expected_transcript"],
+            await self._carried(execution, ended) if row["carried"] else (),
         )
+
+    async def _carried(self, execution: Execution, ended: str | None) -> list[Gate]:
+        rows = await self._pool.fetch(self._queries.carried_gates, *execution.key, ended, execution.source_execution_id)
+        return [records.gate(row) for row in rows]
+
+    async def gates(self, execution_id: str) -> list[Gate]:
+        """What an execution has asked, in order."""
+        return [records.gate(row) for row in await self._pool.fetch(self._queries.gates_of, execution_id)]
+
+    async def named_gates(self, key: Key, interaction_ids: Sequence[str]) -> list[Gate]:
+        """Those of these gates that a session has."""
+        return [records.gate(row) for row in await self._pool.fetch(self._queries.gates, *key, interaction_ids)]
+
+    async def list_gates(
+        self, key: Key, *, pending_only: bool, after: tuple[datetime, str] | None, limit: int
+    ) -> list[Gate]:
+        """Gates of a session, oldest first, after (created_at, id) of the last one of a page. `pending_only`: those
+        that can still be answered."""
+        rows = await self._pool.fetch(self._queries.list_gates, *key, pending_only, *(after or (None, None)), limit)
+        return [records.gate(row) for row in rows]
+
+    async def expired_gates(self, limit: int) -> list[Key]:
+        """Sessions with gates whose time is over."""
+        return records.keys(await self._pool.fetch(self._queries.expired_gates, limit))
+
+    async def unheard_gates(self, holder: str, limit: int) -> list[Key]:
+        """Sessions whose turn, driven by `holder`, waits for answers and has not taken one that is there."""
+        return records.keys(await self._pool.fetch(self._queries.unheard_gates, holder, limit))
 
     async def give_back(self, execution: Execution, holder: str) -> None:
         """Let go of an execution that did not reach the agent; the try does not count."""

@@ -49,7 +49,7 @@ class Control:
         self.changes: list[tuple[PickedUp | None, list[OutboxRow]]] = []
         self.driver: str | None = None
         starts = Starts(self.clock, self.ids, "scripted")
-        self.settlement = Settlement(store, starts, Log(channel), changed=self._changed)
+        self.settlement = Settlement(store, starts, Log(channel), self.clock, changed=self._changed)
         self.outbox = Outbox(store, producer, self.clock, settle=self.settlement.settle, spawn=self._spawn)
         self.takeovers = Takeovers(store, self.clock, changed=self._changed)
         self.inputs = Inputs(

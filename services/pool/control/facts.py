@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from hearth.types.v1 import content_pb2, event_pb2
 from services.chassis.clock import derived_id
-from services.pool.rows import Fact
+from services.pool.rows import Fact, Gate, Resolution
 
 STARTED = "STARTED"
 ENDED = "ENDED"
@@ -48,11 +48,14 @@ def user_message(execution_id: str, input_id: str, content: Sequence[content_pb2
     return _fact(event)
 
 
-def input_queued(input_id: str, content: Sequence[content_pb2.ContentPart], at: datetime) -> Fact:
-    """`input.queued`."""
+def input_queued(
+    input_id: str, content: Sequence[content_pb2.ContentPart], at: datetime, *, steer: bool = False
+) -> Fact:
+    """`input.queued`; `steer`: it waits at the head for its cancel."""
     event = _event("input.queued", ("input", input_id, "queued"), input_id, at)
     event.input_queued.input_id = input_id
     event.input_queued.content.extend(content)
+    event.input_queued.steer = steer
     return _fact(event)
 
 
@@ -79,6 +82,46 @@ def input_updated(input_id: str, request_id: str, content: Sequence[content_pb2.
     event.input_updated.input_id = input_id
     event.input_updated.content.extend(content)
     return _fact(event)
+
+
+def interaction_requested(gate: Gate, at: datetime) -> Fact:
+    """`interaction.requested`."""
+    event = _interaction("interaction.requested", gate, at)
+    event.interaction_requested.MergeFromString(gate.request)
+    return _fact(event)
+
+
+def interaction_answered(gate: Gate, at: datetime) -> Fact:
+    """`interaction.answered`: the answer is stored, and the agent was not told yet."""
+    event = _interaction("interaction.answered", gate, at)
+    body = event.interaction_answered
+    body.interaction_id, body.tool_call_id = gate.interaction_id, gate.tool_call_id
+    body.decision = decision_of(gate)
+    body.answer_json = gate.answer_json or ""
+    body.answered_by = gate.answered_by or ""
+    return _fact(event)
+
+
+def interaction_resolved(gate: Gate, decided_by: str, at: datetime) -> Fact:
+    """`interaction.resolved`: what became of a gate that is at its end. A decision is told where it was applied."""
+    event = _interaction("interaction.resolved", gate, at)
+    body = event.interaction_resolved
+    body.interaction_id, body.tool_call_id = gate.interaction_id, gate.tool_call_id
+    body.resolution = resolution_of(gate)
+    if gate.resolution is Resolution.CONSUMED:
+        body.decision = decision_of(gate)
+    body.decided_by = decided_by
+    return _fact(event)
+
+
+def decision_of(gate: Gate) -> event_pb2.Decision.ValueType:
+    """The decision on a gate as the contracts have it."""
+    return event_pb2.Decision.Value(f"DECISION_{gate.decision or 'UNSPECIFIED'}")
+
+
+def resolution_of(gate: Gate) -> event_pb2.InteractionResolution.ValueType:
+    """The resolution of a gate as the contracts have it."""
+    return event_pb2.InteractionResolution.Value(f"INTERACTION_RESOLUTION_{gate.resolution or 'UNSPECIFIED'}")
 
 
 def stopped(
@@ -167,6 +210,12 @@ def _event(kind: str, identity: tuple[str, ...], entity_id: str, at: datetime) -
         entity_id=entity_id,
         occurred_at=timestamp(at),
     )
+
+
+def _interaction(kind: str, gate: Gate, at: datetime) -> event_pb2.Event:
+    event = _event(kind, ("interaction", gate.interaction_id, kind), gate.interaction_id, at)
+    event.execution_id = gate.execution_id
+    return event
 
 
 def _ending(kind: str, execution_id: str, epoch: int, at: datetime) -> event_pb2.Event:

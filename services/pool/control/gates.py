@@ -1,12 +1,26 @@
-"""What the policy of a session says when the agent asks for leave to run a tool."""
+"""What is decided about the requests of an agent: by the policy of its session, and about answers of people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from typing import Final
 
 from hearth.session.v1 import session_pb2
 from hearth.types.v1 import event_pb2
+from services.chassis.errors import FailedPrecondition, HearthError
+from services.chassis.fields import Violations
+from services.pool.gate_rows import AnswerRow
+from services.pool.rows import Gate, GateKind, GateState
+
+TRANSITIONS: Final[Mapping[GateState, frozenset[GateState]]] = {
+    GateState.PENDING: frozenset({GateState.ANSWERED, GateState.CLOSED}),
+    GateState.ANSWERED: frozenset({GateState.CONSUMED, GateState.CLOSED}),
+    GateState.CONSUMED: frozenset(),
+    GateState.CLOSED: frozenset(),
+}
 
 
 class Policy(Enum):
@@ -33,17 +47,6 @@ def decide(permissions: session_pb2.PermissionPolicy, names: Iterable[str], defa
     return _POLICIES.get(permissions.default_action, default)
 
 
-def asking_fields(permissions: session_pb2.PermissionPolicy, path: str) -> list[str]:
-    """The fields of a policy that want a person to be asked; `path` is where the policy stands in the request."""
-    fields = []
-    if permissions.default_action == session_pb2.PERMISSION_ACTION_ASK:
-        fields.append(f"{path}.default_action")
-    for index, rule in enumerate(permissions.rules):
-        if rule.action == session_pb2.PERMISSION_ACTION_ASK:
-            fields.append(f"{path}.rules[{index}].action")
-    return fields
-
-
 def resolved_by_policy(interaction_id: str, tool_call_id: str, allowed: bool) -> event_pb2.InteractionResolved:
     """What readers are told of an answer that the policy gave."""
     return event_pb2.InteractionResolved(
@@ -53,6 +56,98 @@ def resolved_by_policy(interaction_id: str, tool_call_id: str, allowed: bool) ->
         decision=event_pb2.DECISION_ALLOWED if allowed else event_pb2.DECISION_DENIED,
         decided_by="policy",
     )
+
+
+class Follow(Enum):
+    """What follows for an execution that was paused."""
+
+    NOTHING = "NOTHING"
+    CONTINUE = "CONTINUE"
+    PAUSE_QUEUE = "PAUSE_QUEUE"
+
+
+def after(pending: int, answered: int) -> Follow:
+    """What follows when so many gates of a paused execution wait for an answer, and so many for being passed on."""
+    if pending:
+        return Follow.NOTHING
+    return Follow.CONTINUE if answered else Follow.PAUSE_QUEUE
+
+
+def is_json(text: str) -> bool:
+    """Whether a text is JSON, by the letter of its standard."""
+    try:
+        json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def canonical(input_json: str) -> str:
+    """Arguments in the one form by which they are compared: keys sorted, no white space; arguments that come as a JSON
+    text in a string are what that text says. What is no JSON stays as it is."""
+    try:
+        value: object = json.loads(input_json, parse_constant=_refuse_constant)
+        if isinstance(value, str):
+            inner = json.loads(value, parse_constant=_refuse_constant)
+            value = inner if isinstance(inner, dict | list) else value
+    except (ValueError, RecursionError):
+        return input_json
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def input_digest(input_json: str) -> bytes:
+    """SHA-256 of the canonical arguments."""
+    return hashlib.sha256(canonical(input_json).encode()).digest()
+
+
+def closed(gate: Gate, *, expired: bool = False) -> HearthError:
+    """The refusal of an answer to what waits for none any more."""
+    words = {
+        GateState.PENDING: "was not answered in time" if expired else "is open",
+        GateState.ANSWERED: "was answered before",
+        GateState.CONSUMED: "was answered before, and the agent was told",
+        GateState.CLOSED: "was closed before it was answered",
+    }
+    metadata = {"interaction_id": gate.interaction_id, "state": str(gate.state)}
+    if expired:
+        metadata["resolution"] = "EXPIRED"
+    elif gate.resolution is not None:
+        metadata["resolution"] = str(gate.resolution)
+    if gate.decision is not None:
+        metadata["decision"] = str(gate.decision)
+    return FailedPrecondition(
+        f"the interaction {words[gate.state]}; nothing of this request was taken",
+        reason="INTERACTION_CLOSED",
+        metadata=metadata,
+        resource=("interaction", gate.interaction_id, ""),
+    )
+
+
+async def check_answers(answers: Sequence[AnswerRow], asked: Mapping[str, Gate]) -> None:
+    """Refuse answers that do not fit what was asked, each by the name of its field."""
+    checks = Violations()
+    for index, answer in enumerate(answers):
+        gate = asked.get(answer.interaction_id)
+        if gate is not None:
+            _check_answer(checks, f"answers[{index}]", answer, gate)
+    checks.raise_if_any()
+
+
+def _check_answer(checks: Violations, path: str, answer: AnswerRow, gate: Gate) -> None:
+    if gate.kind is GateKind.APPROVAL:
+        if answer.decision is None:
+            checks.add(f"{path}.decision", "must be DECISION_ALLOWED or DECISION_DENIED: an approval was asked for")
+        if answer.answer_json is not None:
+            checks.add(f"{path}.answer_json", "must be empty: an approval was asked for")
+        return
+    if answer.decision is not None:
+        checks.add(f"{path}.decision", "must not be set: no approval was asked for")
+    if answer.answer_json is None:
+        checks.add(f"{path}.answer_json", "must be JSON: an answer was asked for")
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _matches(pattern: str, name: str) -> bool:

@@ -88,6 +88,29 @@ class Starts:
             facts.user_message(execution_id, input_id, content, now),
         ]
 
+    async def continue_(self, changing: Changing, source_execution_id: str, traceparent: str = "") -> Execution | None:
+        """Start the one execution that goes on with the answers to what another has asked; the queue stays as it is.
+        None when that was done before, or something is under way."""
+        execution = await changing.gates.continue_(
+            self._ids.new(), changing.session.epoch + 1, source_execution_id, traceparent
+        )
+        if execution is None:
+            return None
+        changing.change(epoch=execution.epoch, execution_id=execution.execution_id)
+        spec = sessions.SessionSpec.FromString(changing.session.spec)
+        changing.tell(
+            facts.started(
+                execution.execution_id,
+                execution.epoch,
+                input_id=None,
+                source_execution_id=source_execution_id,
+                agent=spec.agent or self._default_agent,
+                model=spec.model,
+                at=self._clock.now(),
+            )
+        )
+        return execution
+
     async def promote(self, changing: Changing, waiting: Input) -> Execution:
         """Start an input that waits."""
         execution_id = self.prepare(changing, waiting.spec)
@@ -154,7 +177,8 @@ class Inputs:
             content = resolved("content", new.content, await changing.attachments(named(new.content)))
             new = dataclasses.replace(new, content=content)
             sent = await self._store_input(changing, new, decision)
-            picked = _picked_up(changing, sent, new)
+            # What it carries on has to be read with it.
+            picked = None if view.carried else _picked_up(changing, sent, new)
         crashpoint("admit.committed")
         self._changed(new.key, admitted_at=new.received_at, picked=picked, facts=changing.told)
         return sent

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 
+from services.chassis.clock import Clock
 from services.pool.control.executions import Queue, Winner, finished_by, settlement
 from services.pool.control.inputs import Starts
+from services.pool.control.interactions import close_gates, follow
 from services.pool.log import Log
-from services.pool.rows import Execution, Finished, Key, Outcome
+from services.pool.rows import Execution, Finished, Key, Outcome, Resolution
 from services.pool.store import Changed, Store
 
 logger = logging.getLogger(__name__)
@@ -19,7 +21,7 @@ _ASK_SECONDS = 0.2
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settled:
-    """An execution after its settlement. `first`: this call closed it. `promoted`: what the ending started."""
+    """An execution after its settlement. `first`: this call closed it. `promoted`: what follows on it at once."""
 
     outcome: Outcome
     first: bool
@@ -29,17 +31,19 @@ class Settled:
 class Settlement:
     """Closes executions. `changed` hears of what was started by it."""
 
-    def __init__(self, store: Store, starts: Starts, log: Log, *, changed: Changed) -> None:
+    def __init__(self, store: Store, starts: Starts, log: Log, clock: Clock, *, changed: Changed) -> None:
         self._store = store
         self._starts = starts
         self._log = log
+        self._clock = clock
         self._changed = changed
 
     async def settle(self, key: Key, execution_id: str, winner: Winner) -> Settled | None:
         """Close an execution by its ending; repeating it changes nothing. None when the session is gone.
 
-        In one transaction: the execution, its open commands, what stands for the next turn, and the promotion of
-        exactly one input, or a paused queue.
+        In one transaction: the execution, its open commands, what it has asked people, what stands for the next turn,
+        and the promotion of exactly one input, or a paused queue. What a paused one has asked stays open; where all of
+        that is answered already, it is gone on with here.
         """
         code = winner.code
         if winner.outcome is Outcome.FAILED and not code and winner.sequence:
@@ -58,17 +62,21 @@ class Settlement:
             if closed is None:
                 before = await changing.execution(execution_id)
                 return Settled(before.outcome or winner.outcome, first=False) if before is not None else None
-            ended, waiting = closed
-            prompted = None
+            ended, prompted = closed.execution, None
             if ended.started_at is not None and ended.agent and ended.harness_session_id:
                 prompted = Finished(ended.agent, ended.harness_session_id, execution_id)
             changing.ended(
                 execution_id, finished_by(winner.outcome, prompted=prompted, before=changing.session.finished)
             )
             promoted = None
+            if winner.outcome is Outcome.PAUSED:
+                promoted = await follow(changing, self._starts, execution_id)
+            elif closed.asked:
+                now = self._clock.now()
+                await close_gates(changing, execution_id, Resolution.EXECUTION_ENDED, by="", at=now)
             if plan.queue is Queue.PAUSE:
                 changing.change(queue_paused=True)
-            elif plan.queue is Queue.PROMOTE and waiting:
+            elif plan.queue is Queue.PROMOTE and closed.waiting:
                 (head,) = await changing.queue()
                 promoted = await self._starts.promote(changing, head)
         logger.info(
@@ -82,7 +90,7 @@ class Settlement:
                 "promoted": promoted.execution_id if promoted is not None else None,
             },
         )
-        if promoted is not None:
+        if promoted is not None or changing.told:
             self._changed(key)
         return Settled(winner.outcome, first=True, promoted=promoted)
 

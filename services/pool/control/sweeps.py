@@ -41,7 +41,7 @@ class Drives(Protocol):
 
 class Sweeps:
     """Each `look` finds it all. `wake` looks at a session, `take_over` takes what its driver forgot, `purge` finishes
-    a deletion."""
+    a deletion, `expire` closes what nobody answered in time."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class Sweeps:
         wake: Changed,
         take_over: Callable[[Execution], Awaitable[object]],
         purge: Callable[[Key, int], Awaitable[None]],
+        expire: Callable[[], Awaitable[None]],
     ) -> None:
         self._store = store
         self._outbox = outbox
@@ -61,12 +62,16 @@ class Sweeps:
         self._wake = wake
         self._take_over = take_over
         self._purge = purge
+        self._expire = expire
         self._orphaned: dict[str, int] = {}
 
     async def look(self) -> None:
         """One look at everything."""
         for key in await self._store.waiting_work(_BATCH):
             self._wake(key)
+        for key in await self._store.unheard_gates(self._holder, _BATCH):
+            self._wake(key)
+        await self._expire()
         await self._store.return_commands()
         driven = set(self._driver.driving)
         for key in await self._store.outbox_overdue(_OVERDUE, _BATCH):

@@ -6,6 +6,7 @@ import dataclasses
 
 from hearth.producer import Producer
 from services.chassis.clock import Clock, Ids
+from services.pool.control.interactions import Interactions
 from services.pool.control.outbox import Outbox
 from services.pool.control.settlement import Settlement
 from services.pool.credentials_store import Credentials
@@ -39,6 +40,7 @@ class TurnRoom:
     settings: PoolSettings
     stats: Stats
     recovery: Recovery
+    interactions: Interactions
     parking: Parking
 
 

@@ -141,13 +141,7 @@ async def test_five_mebibytes_are_refused_and_the_service_goes_on(backend: Backe
     assert ending.HasField("execution_completed")
 
 
-_ASK = sessions.PermissionPolicy(default_action=sessions.PERMISSION_ACTION_ASK)
-_ASK_RULE = sessions.PermissionPolicy(
-    rules=[sessions.PermissionRule(tool="edit", action=sessions.PERMISSION_ACTION_ASK)]
-)
 _NOT_BUILT: list[tuple[str, calls.SendInputRequest]] = [
-    ("spec.permissions.default_action", message(spec=spec(permissions=_ASK))),
-    ("spec.permissions.rules[0].action", message(spec=spec(permissions=_ASK_RULE))),
     ("on_busy", message(on_busy=sessions.ON_BUSY_STEER)),
 ]
 
@@ -165,7 +159,6 @@ async def test_what_is_not_built_says_what_to_use(
 async def test_calls_that_are_not_built(backend: Backend) -> None:
     session = key()
     answers: list[Awaitable[object]] = [
-        backend.sessions.AnswerInteractions(calls.AnswerInteractionsRequest(session=session, request_id="r")),
         backend.sessions.SendInputNow(calls.SendInputNowRequest(session=session, request_id="r")),
     ]
     for answer in answers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hearth.session.v1 import session_pb2 as sessions
-from services.pool.control.gates import Policy, asking_fields, decide
+from services.pool.control.gates import Policy, decide
 
 ALLOW, DENY = sessions.PERMISSION_ACTION_ALLOW, sessions.PERMISSION_ACTION_DENY
 ASK, UNSET = sessions.PERMISSION_ACTION_ASK, sessions.PERMISSION_ACTION_UNSPECIFIED
@@ -24,6 +24,9 @@ def policy(
     [
         (policy(UNSET), ("edit", "edit"), Policy.DENY),
         (policy(ALLOW), ("edit", "edit"), Policy.ALLOW),
+        (policy(ASK), ("edit", "edit"), Policy.ASK),
+        (policy(ASK, ("read*", ALLOW), ("rm", DENY)), ("rm", ""), Policy.DENY),
+        (policy(ALLOW, ("rm", ASK)), ("rm", ""), Policy.ASK),
         (policy(DENY, ("edit", ALLOW)), ("edit", "other"), Policy.ALLOW),
         (policy(DENY, ("edit", ALLOW)), ("Edit a.txt", "edit"), Policy.ALLOW),
         (policy(DENY, ("edit", ALLOW)), ("edits", "other"), Policy.DENY),
@@ -39,8 +42,3 @@ def policy(
 )
 def test_decide(found: sessions.PermissionPolicy, names: tuple[str, str], answer: Policy) -> None:
     assert decide(found, names, Policy.DENY) is answer
-
-
-def test_asking_is_named_by_its_field() -> None:
-    assert asking_fields(policy(ALLOW, ("a", DENY)), "p") == []
-    assert asking_fields(policy(ASK, ("a", DENY), ("b", ASK)), "p") == ["p.default_action", "p.rules[1].action"]
