@@ -10,7 +10,9 @@ Directives (N, BYTES, CODE are integers, S and R numbers, {json} a JSON object t
     think N                     N deltas of thought
     tool NAME {json}            a tool call with this input, from pending to completed
     ask NAME {json}             the same, but asks for permission first (allow_once, allow_always, reject_once)
-    parallel ask NAME {json}    neighbouring lines of these ask all at once and go on when all are answered
+    parallel ask NAME {json}    neighbouring lines that begin with "parallel" are begun all at once; each goes on when
+                                it is answered, the turn when all are. Also: parallel run COMMAND, parallel hearth-ask
+                                {json}, parallel hearth-client-tool {json}
     run COMMAND                 a shell command in the session's directory, as a tool call; a cancel kills it
     leave-child S               leaves a process, in a session of its own, that sleeps S seconds
     sleep S                     waits
@@ -37,6 +39,10 @@ Directives (N, BYTES, CODE are integers, S and R numbers, {json} a JSON object t
 Talk: "remember my name is Ada" is remembered with the session (any word in place of name), "what is my name?" is
 answered from it, "who are you?" with the process id and the turns this process knows. Anything else is echoed. What an
 embedded resource of the prompt says of this kind is remembered too, without an answer.
+
+What Hearth says of requests that were open when an earlier turn ended is understood: a call that was approved is asked
+for again and then run, once. Its input may hold `"asks": N`, to ask so often for the same call all at once, and
+`"instead": {json}`, to ask with this input instead. The other sentences are repeated.
 
 Sessions are kept in $HEARTH_AGENT_STATE (default $HOME/.hearth-scripted), so another process can load them. With
 $HEARTH_SCRIPTED_LOG set, prompts, cancels, permissions and tool runs are written there, one JSON object a line, synced

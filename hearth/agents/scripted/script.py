@@ -35,12 +35,6 @@ class ToolUse(NamedTuple):
     ask: bool = False
 
 
-class AskTogether(NamedTuple):
-    """Tool calls whose permissions are asked for at the same time."""
-
-    uses: tuple[ToolUse, ...]
-
-
 class Run(NamedTuple):
     """A shell command."""
 
@@ -86,6 +80,18 @@ class Extension(NamedTuple):
     params: Json
 
 
+class AskTogether(NamedTuple):
+    """What is begun at the same time: each goes on when its own request is answered."""
+
+    uses: tuple[ToolUse | Extension | Run, ...]
+
+
+class Told(NamedTuple):
+    """A sentence of Hearth's about a request that was open when an earlier turn ended."""
+
+    text: str
+
+
 class Later(NamedTuple):
     """Something said so many seconds later, whether or not the turn still runs; with `ask` a tool call that wants
     permission."""
@@ -120,6 +126,7 @@ Step = (
     | Think
     | ToolUse
     | AskTogether
+    | Told
     | Run
     | LeaveChild
     | Sleep
@@ -133,6 +140,15 @@ Step = (
     | Plain
 )
 
+
+def _approved(name: str, text: str) -> Step:
+    """A call that a person approved while no agent was there: it is asked for once more, as real agents do."""
+    arguments = _object(text)
+    instead, times = arguments.get("instead"), arguments.get("asks")
+    use = ToolUse(name, instead if isinstance(instead, dict) else arguments, ask=True)
+    return AskTogether((use,) * (times if isinstance(times, int) else 1))
+
+
 _NUMBER = r"\d+(?:\.\d+)?"
 _JSON = r"(?:\s+(\{.*\}))?"
 _PATTERNS: list[tuple[re.Pattern[str], Callable[..., Step]]] = [
@@ -143,6 +159,18 @@ _PATTERNS: list[tuple[re.Pattern[str], Callable[..., Step]]] = [
         (rf"tool (\S+){_JSON}", lambda name, text: ToolUse(name, _object(text))),
         (rf"ask (\S+){_JSON}", lambda name, text: ToolUse(name, _object(text), ask=True)),
         (rf"parallel ask (\S+){_JSON}", lambda name, text: AskTogether((ToolUse(name, _object(text), ask=True),))),
+        (rf"parallel hearth-ask{_JSON}", lambda text: AskTogether((Extension("_hearth/ask", _object(text)),))),
+        (
+            rf"parallel hearth-client-tool{_JSON}",
+            lambda text: AskTogether((Extension("_hearth/client_tool", _object(text)),)),
+        ),
+        (r"parallel run (.+)", lambda command: AskTogether((Run(command),))),
+        (r"The user approved (\S+) with (\{.*\}); run it once\.", _approved),
+        (r"(The user denied \S+; do not retry it\.)", Told),
+        (r"(The user answered .+)", Told),
+        (r"(The client ran .+)", Told),
+        (r"(.+: approved, result unknown; check before repeating\.)", Told),
+        (r"(Nobody answered .+)", Told),
         (r"run (.+)", Run),
         (rf"leave-child ({_NUMBER})", lambda s: LeaveChild(float(s))),
         (rf"sleep ({_NUMBER})", lambda s: Sleep(float(s))),

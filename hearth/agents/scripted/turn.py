@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 
@@ -141,6 +142,9 @@ class TurnRun:
                 await self._use_tools([step])
             case script.AskTogether(uses):
                 await self._use_tools(list(uses))
+            case script.Told(text):
+                self._journal.write("told", session=self._session.id, text=text)
+                await self._say(f"I was told: {text}")
             case script.Run(command):
                 await self._run(command)
             case script.LeaveChild(seconds):
@@ -196,19 +200,30 @@ class TurnRun:
                 await asyncio.sleep(pause)
             await self._say(f"word-{index + 1}" + (" " if index + 1 < words else ""))
 
-    async def _use_tools(self, uses: list[script.ToolUse]) -> None:
-        calls = [(await self._open_call(use.name, "other", use.arguments), use) for use in uses]
-        answers = await asyncio.gather(*(self._may(call, use) for call, use in calls))
-        if "cancelled" in answers:
-            raise Ended("cancelled")
-        for (call, use), answer in zip(calls, answers, strict=True):
-            if answer == "allowed":
-                self._journal.write("tool", session=self._session.id, tool_call_id=call, tool=use.name)
-                await self._update("tool_call_update", toolCallId=call, status="in_progress")
-                await self._close_call(call, "completed", f"{use.name} {json.dumps(use.arguments)} done")
+    async def _use_tools(self, uses: list[script.ToolUse | script.Extension | script.Run]) -> None:
+        begun: list[Coroutine[object, object, str]] = []
+        for use in uses:
+            if isinstance(use, script.ToolUse):
+                begun.append(self._use_tool(await self._open_call(use.name, "other", use.arguments), use))
+            elif isinstance(use, script.Extension):
+                begun.append(self._extension(use.method, use.params))
             else:
-                await self._close_call(call, "failed", f"{use.name} was {answer}.")
-                await self._say(f"{use.name} was {answer}.")
+                begun.append(self._run(use.command))
+        if "cancelled" in await asyncio.gather(*begun):
+            raise Ended("cancelled")
+
+    async def _use_tool(self, call: str, use: script.ToolUse) -> str:
+        answer = await self._may(call, use)
+        if answer == "allowed":
+            self._journal.write(
+                "tool", session=self._session.id, tool_call_id=call, tool=use.name, input=dict(use.arguments)
+            )
+            await self._update("tool_call_update", toolCallId=call, status="in_progress")
+            await self._close_call(call, "completed", f"{use.name} {json.dumps(use.arguments)} done")
+        elif answer != "cancelled":
+            await self._close_call(call, "failed", f"{use.name} was {answer}.")
+            await self._say(f"{use.name} was {answer}.")
+        return answer
 
     async def _may(self, call: str, use: script.ToolUse) -> str:
         """allowed, rejected, cancelled, or what went wrong with the question."""
@@ -231,16 +246,17 @@ class TurnRun:
             self._session.save()
         return {"allow_once": "allowed", "allow_always": "allowed", "reject_once": "rejected"}.get(choice, choice)
 
-    async def _run(self, command: str) -> None:
+    async def _run(self, command: str) -> str:
         call = await self._open_call("run", "execute", {"command": command})
         await self._update("tool_call_update", toolCallId=call, status="in_progress")
         try:
             code, output = await self._processes.run(command, self._session.state["cwd"])
         except OSError as error:
             await self._close_call(call, "failed", str(error))
-            return
+            return "failed"
         await self._close_call(call, "completed" if code == 0 else "failed", output, exitCode=code)
         await self._say(f"The command ended with {code}: {output.strip()}")
+        return "done"
 
     async def _leave_child(self, seconds: float) -> None:
         quiet = subprocess.DEVNULL
@@ -274,7 +290,7 @@ class TurnRun:
         await self._close_call(call, "completed", text[:OUTPUT_BYTES])
         await self._say(f"{name}: {text.strip()[:OUTPUT_BYTES]}")
 
-    async def _extension(self, method: str, params: script.Json) -> None:
+    async def _extension(self, method: str, params: script.Json) -> str:
         self._calls += 1
         call = f"call-{self._number}-{self._calls}"
         try:
@@ -283,9 +299,10 @@ class TurnRun:
             )
         except RpcError as error:
             await self._say(f"{method} was refused: {error}")
-            return
-        self._journal.write("answer", session=self._session.id, method=method, tool_call_id=call)
+            return "refused"
+        self._journal.write("answer", session=self._session.id, method=method, tool_call_id=call, answer=result)
         await self._say(f"Answer: {json.dumps(result, ensure_ascii=False)}")
+        return "answered"
 
     async def _say_later(self, step: script.Later) -> None:
         await asyncio.sleep(step.seconds)

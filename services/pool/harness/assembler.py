@@ -88,8 +88,9 @@ class _Tool:
     input_json: str = ""
     output: str = ""
     live_bytes: int = 0
-    asked: bool = False  # it waits for leave
+    asked: bool = False  # it waits for a person
     denied: bool = False
+    client: bool = False  # known by the request alone that a client should run it
 
 
 class TurnAssembler:
@@ -138,6 +139,8 @@ class TurnAssembler:
             case QuestionAsked():
                 self.produced_anything = True
                 yield from self._complete_message("end")
+                if update.client_tool and update.tool_call_id:
+                    yield from self._client_tool(update)
             case PlanChanged():
                 yield FrameOut(self._execution_id, {"plan": _plan(update)})
             case UsageChanged():
@@ -152,6 +155,31 @@ class TurnAssembler:
         if tool is not None:
             tool.asked = False
             tool.denied = not allowed
+
+    def answered(self, tool_call_id: str, output: str | None) -> list[Output]:
+        """What to write when a `QuestionAsked` was answered, with None by nobody. The result of a client's tool is its
+        output, unless the agent itself tells of the call."""
+        tool = self._tools.get(tool_call_id)
+        if tool is None:
+            return []
+        tool.asked = False
+        if not tool.client:
+            return []
+        if output is None:
+            return [self._complete_tool(tool, _CANCELLED)]
+        return [*self._show_output(tool, clean(output)), self._complete_tool(tool, _SUCCEEDED)]
+
+    def about(self, asked: PermissionAsked) -> PermissionAsked:
+        """The same with what was said of its call before, where the request itself is silent."""
+        tool = self._tools.get(asked.tool_call_id)
+        if tool is None:
+            return asked
+        return dataclasses.replace(
+            asked,
+            title=asked.title or tool.name,
+            kind=asked.kind or tool.kind,
+            input_json=asked.input_json if asked.input_json not in {"", "{}"} else tool.input_json or "{}",
+        )
 
     def finish(self, end: TurnEnd, usage: content_pb2.Usage | None = None) -> list[event_pb2.Event]:
         """The events that complete what is still open. Call it once; `usage` is that of the agent's answer."""
@@ -249,6 +277,14 @@ class TurnAssembler:
             yield _started(tool)
         elif not tool.input_json and asked.input_json:
             tool.input_json = asked.input_json
+        tool.asked = True
+
+    def _client_tool(self, asked: QuestionAsked) -> Iterator[Output]:
+        tool = self._tools.get(asked.tool_call_id)
+        if tool is None:
+            tool = self._open_tool(asked.tool_call_id, asked.prompt, "client", asked.input_json)
+            tool.client = True
+            yield _started(tool)
         tool.asked = True
 
     def _open_tool(self, tool_call_id: str, name: str, kind: str, input_json: str) -> _Tool:

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from hearth.history.v1 import history_pb2
 from hearth.producer import ExecutionWriter, WriterRefused
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import content_pb2, event_pb2
 from services.chassis import crashpoints
-from services.chassis.clock import derived_id
-from services.pool.control import facts, gates
 from services.pool.control.commands import CLAIM_LEASE
-from services.pool.control.gates import Policy
 from services.pool.control.inputs import content_of
-from services.pool.harness.assembler import FrameOut, TurnAssembler, TurnEnd
-from services.pool.harness.port import (
-    Answer as ToolAnswer,
-)
+from services.pool.harness.assembler import FrameOut, Output, TurnAssembler, TurnEnd
 from services.pool.harness.port import (
     HarnessError,
     HarnessSession,
@@ -29,6 +22,8 @@ from services.pool.harness.port import (
     QuestionAsked,
 )
 from services.pool.store import PickedUp
+from services.pool.turns.asking import Asking, Pause
+from services.pool.turns.continuing import Decided
 from services.pool.turns.limits import LimitWatch
 from services.pool.turns.persistence import until_it_lands
 from services.pool.turns.preparing import Ready, trace_context
@@ -40,9 +35,13 @@ from services.pool.turns.verdicts import Answer, Asked
 logger = logging.getLogger(__name__)
 crashpoint = crashpoints.declare("pool", "prompt.sending", "prompt.sent")
 
+# For an agent that is to go on with nothing that it could be told.
+_NOTHING_TO_SAY = "Nobody answered what you asked. Go on without it."
+
 
 class Conversation:
-    """The prompt of one execution. `writer` takes its output; `signals` tell what happens around it."""
+    """The prompt of one execution. `writer` takes its output; `signals` tell what happens around it; `look` has its row
+    read soon."""
 
     def __init__(
         self,
@@ -53,6 +52,7 @@ class Conversation:
         writer: ExecutionWriter,
         stages: Stages,
         signals: Signals,
+        look: Callable[[], None],
     ) -> None:
         self._room = room
         self._picked = picked
@@ -60,6 +60,7 @@ class Conversation:
         self._writer = writer
         self._stages = stages
         self._signals = signals
+        self._look = look
         self._assembler = TurnAssembler(picked.execution.execution_id, room.ids.new)
         self._began = 0.0
         self._first_output_at: float | None = None
@@ -68,6 +69,8 @@ class Conversation:
         self.command_id = ""
         # When the agent was asked, on the monotonic clock.
         self.prompted_at = 0.0
+        # Nobody is waited for any longer, and the agent is told nothing more.
+        self.pause: Pause | None = None
 
     @property
     def streamed(self) -> bool:
@@ -88,14 +91,17 @@ class Conversation:
         await self._claim_cancel()
         return Answer(self._asked)
 
-    async def run(self, ready: Ready) -> Answer:
-        """Ask, and follow the agent to the end of its turn. Raises `Fenced` when somebody else has the session now."""
+    async def run(self, ready: Ready, note: str = "", decided: Decided | None = None) -> Answer:
+        """Ask, and follow the agent to the end of its turn. Raises `Fenced` when somebody else has the session now.
+
+        `note` is told before the message; `decided` is what people said of calls that were asked for before.
+        """
         harness = ready.live.harness
         self._began = self.prompted_at = self._room.clock.monotonic()
         crashpoint("prompt.sending")
         try:
             run = await harness.prompt(
-                self._prompt(ready.transcript),
+                self._prompt(ready.transcript, note),
                 execution_id=self._picked.execution.execution_id,
                 trace_context=trace_context(),
             )
@@ -103,13 +109,30 @@ class Conversation:
             return self._harness_failed(error)
         crashpoint("prompt.sent")
         # From here on: what came before has times of its own.
-        limits = LimitWatch(self._room.settings.limits.with_spec(self._spec.limits), self._room.clock)
-        following = asyncio.create_task(self._follow(harness, run, limits))
+        settings = self._room.settings.limits.with_spec(self._spec.limits)
+        limits = LimitWatch(settings, self._room.clock)
+        asking = Asking(
+            self._room,
+            self._picked.execution,
+            self._spec,
+            entry=ready.entry,
+            harness=harness,
+            assembler=self._assembler,
+            limits=limits,
+            signals=self._signals,
+            decided=decided or Decided(),
+            tool_call_limit=settings.tool_call,
+            write=self._write,
+            look=self._look,
+        )
+        following = asyncio.create_task(self._follow(run, limits, asking))
         limit = asyncio.create_task(limits.tripped())
+        answering = asyncio.create_task(asking.run())
         try:
-            answer = await self._until_the_end(harness, following, limit)
+            answer = await self._until_the_end(harness, asking, following, limit, answering)
         finally:
-            await end(following, limit)
+            await end(following, limit, answering)
+            asking.close()
         if self._first_output_at is not None:
             # Not shown: the ending comes at once, and would have to wait for that frame.
             self._timed("model", self._first_output_at, show=False)
@@ -117,15 +140,22 @@ class Conversation:
             self._timed("first_output", self._began)
         return answer
 
-    def _prompt(self, transcript: str) -> Sequence[content_pb2.ContentPart]:
-        content = content_of(self._picked.content)
-        if not transcript:
-            return content
-        context = content_pb2.InlineMediaPart(media_type="text/markdown", data=transcript.encode())
-        return [content_pb2.ContentPart(inline_media=context), *content]
+    def _prompt(self, transcript: str, note: str) -> Sequence[content_pb2.ContentPart]:
+        content = list(content_of(self._picked.content))
+        if note or not content:
+            content.insert(0, content_pb2.ContentPart(text=content_pb2.TextPart(text=note or _NOTHING_TO_SAY)))
+        if transcript:
+            context = content_pb2.InlineMediaPart(media_type="text/markdown", data=transcript.encode())
+            content.insert(0, content_pb2.ContentPart(inline_media=context))
+        return content
 
     async def _until_the_end(
-        self, harness: HarnessSession, following: asyncio.Task[PromptResult], limit: asyncio.Task[str]
+        self,
+        harness: HarnessSession,
+        asking: Asking,
+        following: asyncio.Task[PromptResult],
+        limit: asyncio.Task[str],
+        answering: asyncio.Task[Pause],
     ) -> Answer:
         answer_due: float | None = None
         signal = asyncio.create_task(self._signals.next())
@@ -137,15 +167,20 @@ class Conversation:
                 ended = self._ended_otherwise(limit)
                 if ended is not None:
                     return ended
+                if answering.done():
+                    return self._paused(answering)
+                asking.wake()
                 left = None if answer_due is None else answer_due - self._room.clock.monotonic()
-                if left is None and (self._signals.stopping or self._signals.shut_down):
+                # A turn that waits for people is not cut off by the end of the process: it is paused.
+                cut_off = self._signals.shut_down and not asking.waiting
+                if left is None and (self._signals.stopping or cut_off):
                     answer_due = self._room.clock.monotonic() + self._room.settings.cancel_timeout
                     await self._cancel(harness)
                     continue
                 if left is not None and left <= 0:
                     logger.warning("agent did not answer a cancel", extra={"session": str(self._picked.execution.key)})
                     return Answer(self._asked, produced=self._assembler.produced_anything)
-                await first_of(following, limit, signal, self._writer.refused, timeout=left)
+                await first_of(following, limit, answering, signal, self._writer.refused, timeout=left)
                 if signal.done():
                     signal = asyncio.create_task(self._signals.next())
         finally:
@@ -179,6 +214,15 @@ class Conversation:
             raise Fenced(error.refusal.current_epoch) from error
         return Answer(self._asked, result, produced=self._assembler.produced_anything)
 
+    def _paused(self, answering: asyncio.Task[Pause]) -> Answer:
+        try:
+            self.pause = answering.result()
+        except HarnessError as error:
+            return self._harness_failed(error)
+        except WriterRefused as error:
+            raise Fenced(error.refusal.current_epoch) from error
+        return Answer(self._asked, produced=True, paused=self.pause.interaction_ids)
+
     def _harness_failed(self, error: HarnessError) -> Answer:
         # The claim stands, so nobody took the daemon: it was restarted, and what ran in it is gone.
         return self._failed("HARNESS_UNREACHABLE" if error.fenced else error.reason, str(error))
@@ -211,7 +255,7 @@ class Conversation:
         if command is not None:
             self.command_id = command.command_id
 
-    async def _follow(self, harness: HarnessSession, run: PromptRun, limits: LimitWatch) -> PromptResult:
+    async def _follow(self, run: PromptRun, limits: LimitWatch, asking: Asking) -> PromptResult:
         async for update in run.updates():
             outputs = self._assembler.take(update)
             # Some agents list their commands as soon as they are asked: nobody reads that, and it is no answer.
@@ -219,19 +263,19 @@ class Conversation:
             limits.progress(output=said)
             if said:
                 self._note_output()
-            for output in outputs:
-                if isinstance(output, FrameOut):
-                    self._writer.frame(output.entity_id, **output.body)
-                else:
-                    self._writer.event(output.event)
+            self._write(outputs)
             limits.running_tools(self._assembler.open_tools)
-            if isinstance(update, PermissionAsked):
-                with limits.frozen():
-                    await self._permit(harness, update)
-            elif isinstance(update, QuestionAsked):
-                # Nobody can be asked yet; an agent that is told so goes on without an answer.
-                await _unless_closed(harness.answer_question(update.request_key, None))
+            asking.heard()
+            if isinstance(update, PermissionAsked | QuestionAsked):
+                await asking.requested(update)
         return await run.result()
+
+    def _write(self, outputs: Iterable[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, FrameOut):
+                self._writer.frame(output.entity_id, **output.body)
+            else:
+                self._writer.event(output.event)
 
     def _note_output(self) -> None:
         if self._first_output_at is None:
@@ -239,48 +283,6 @@ class Conversation:
             self._timed("first_output", self._began)
             self._stages.show()
 
-    async def _permit(self, harness: HarnessSession, asked: PermissionAsked) -> None:
-        """Answer by the policy. After a Stop nothing new may start, whatever the policy says."""
-        if self._asked is not Asked.NOBODY or self._signals.any:
-            await _unless_closed(harness.answer(asked.request_key, ToolAnswer.CANCELLED))
-            return
-        policy = gates.decide(self._spec.permissions, (asked.title, asked.kind), self._room.settings.permission)
-        allowed = policy is Policy.ALLOW
-        self._assembler.decided(asked.tool_call_id, allowed=allowed)
-        self._tell_of(asked, allowed)
-        await _unless_closed(harness.answer(asked.request_key, ToolAnswer.ALLOW if allowed else ToolAnswer.DENY))
-
-    def _tell_of(self, asked: PermissionAsked, allowed: bool) -> None:
-        execution = self._picked.execution
-        interaction_id = derived_id("interaction", execution.execution_id, asked.tool_call_id, asked.request_key)
-        event = event_pb2.Event(
-            event_id=derived_id("interaction", interaction_id, "policy"),
-            scope=event_pb2.EVENT_SCOPE_SESSION,
-            type="interaction.resolved",
-            entity_id=interaction_id,
-            execution_id=execution.execution_id,
-            occurred_at=facts.timestamp(self._room.clock.now()),
-            interaction_resolved=gates.resolved_by_policy(
-                interaction_id, self._assembler.entity_of(asked.tool_call_id), allowed
-            ),
-        )
-        # Told in passing: a crash that loses it loses no decision, for the tool's own event says what became of it.
-        self._room.producer.append(execution.key.message(), event).add_done_callback(_note_refused)
-
     def _timed(self, name: str, started: float, *, show: bool = True) -> None:
         seconds = self._stages.record(name, started, show=show)
         self._room.stats.stage(name, "", seconds)
-
-
-async def _unless_closed(answering: Awaitable[None]) -> None:
-    """Give an answer, unless a cancel has answered in its place."""
-    try:
-        await answering
-    except HarnessError as error:
-        if error.reason != "INTERACTION_CLOSED":
-            raise
-
-
-def _note_refused(appended: asyncio.Future[history_pb2.AppendResult]) -> None:
-    if not appended.cancelled() and (error := appended.exception()) is not None:
-        logger.warning("an answer of the policy was not told", extra={"cause": str(error)})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -23,9 +23,9 @@ from services.pool.control.inputs import content_of
 from services.pool.credentials import NOTHING, Given
 from services.pool.harness.port import HarnessError, HarnessSession, OpenRequest
 from services.pool.harness.updates import attachment_path
-from services.pool.rows import Claim
+from services.pool.rows import Claim, Gate, GateState
 from services.pool.store import PickedUp
-from services.pool.turns import leftovers
+from services.pool.turns import continuing, leftovers
 from services.pool.turns.persistence import until_it_lands
 from services.pool.turns.room import Fenced, TurnFailed, TurnRoom
 from services.pool.turns.sandboxes import Acquired
@@ -97,6 +97,8 @@ class Preparation:
         self.provider = self.spec.sandbox.provider or room.settings.default_provider
         self.sandbox_id = ""
         self.entry: Entry | None = None
+        # Of what was passed on before: that of which the log does not say what came of it.
+        self.uncertain: Sequence[Gate] = ()
         # An agent is being opened, or could not be, in a sandbox that was kept.
         self.opening_kept = False
         self._gives_up_at = room.clock.monotonic() + room.settings.history_patience
@@ -115,6 +117,7 @@ class Preparation:
         claim = Claim(self._picked.execution.epoch, attempt)
         if attempt == 1:
             await self._begin()
+            self.uncertain = await self._uncertain()
         if self.entry is None:
             self.entry = await self._room.entries.reserve(self._key, claim)
         entry = self.entry
@@ -336,6 +339,25 @@ class Preparation:
             return fingerprints.conversation(reversed(events))
 
         return await self._patiently(read)
+
+    async def _uncertain(self) -> list[Gate]:
+        passed_on = [gate for gate in self._picked.continued if gate.state is GateState.CONSUMED]
+        if not passed_on:
+            return []
+        runs = {gate.consumed_by for gate in passed_on}
+
+        async def read() -> list[event_pb2.Event]:
+            found, left = [], set(runs)
+            async for event in self._room.log.newest_first(self._key):
+                if event.execution_id in runs and event.HasField("tool_completed"):
+                    found.append(event)
+                elif event.HasField("execution_started"):
+                    left.discard(event.execution_id)
+                if not left:
+                    break
+            return found
+
+        return continuing.without_result(passed_on, await self._patiently(read))
 
     def _own(self, event: event_pb2.Event) -> bool:
         return event.execution_id == self._picked.execution.execution_id

@@ -11,14 +11,17 @@ _T = TypeVar("_T")
 
 class Signals:
     """`stopping`: a Stop was accepted. `taken`: the rows say that the pool, or another driver, ends the execution;
-    `fenced`: under a higher epoch. `gone`: its sandbox is, or its agent, and `loss` says how. `shut_down`: the process
-    ends."""
+    `fenced`: under a higher epoch. `gone`: its sandbox is, or its agent, and `loss` says how. `answered`: people
+    decided something that it waits for. `leaving`: the process ends soon, and waits for nobody; `shut_down`: it ends
+    now."""
 
     def __init__(self) -> None:
         self.stopping = False
         self.taken = False
         self.fenced = False
         self.gone = False
+        self.answered = False
+        self.leaving = False
         self.shut_down = False
         # A name of `hearth.types.v1.Reason`, and words for people.
         self.loss = ("HARNESS_UNREACHABLE", "the sandbox is gone")
@@ -31,14 +34,18 @@ class Signals:
         taken: bool = False,
         fenced: bool = False,
         gone: bool = False,
+        answered: bool = False,
+        leaving: bool = False,
         shut_down: bool = False,
     ) -> None:
-        """Set what is true now. Only `gone` can be taken back."""
+        """Set what is true now. Only `gone` and `answered` can be taken back."""
         before = self._all()
         self.stopping |= stopping
         self.taken |= taken
         self.fenced |= fenced
         self.gone |= gone
+        self.answered |= answered
+        self.leaving |= leaving or shut_down
         self.shut_down |= shut_down
         if self._all() != before:
             self._changed.set()
@@ -53,10 +60,14 @@ class Signals:
         """What was gone has been replaced, before the agent was asked."""
         self.gone = False
 
+    def answers_taken(self) -> None:
+        """What people decided so far is being looked at."""
+        self.answered = False
+
     @property
-    def any(self) -> bool:
-        """Whether anything was told."""
-        return any(self._all())
+    def over(self) -> bool:
+        """Whether something was told after which nothing new may begin."""
+        return self.stopping or self.taken or self.fenced or self.gone or self.shut_down
 
     async def next(self) -> None:
         """Wait until something is told that was not told before the last call."""
@@ -64,7 +75,15 @@ class Signals:
         self._changed.clear()
 
     def _all(self) -> tuple[bool, ...]:
-        return (self.stopping, self.taken, self.fenced, self.gone, self.shut_down)
+        return (
+            self.stopping,
+            self.taken,
+            self.fenced,
+            self.gone,
+            self.answered,
+            self.leaving,
+            self.shut_down,
+        )
 
 
 async def together(*works: Coroutine[Any, Any, Any]) -> list[Any]:

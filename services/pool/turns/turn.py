@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from opentelemetry import trace
@@ -25,9 +25,11 @@ from services.pool.control.executions import Winner
 from services.pool.control.settlement import Settled
 from services.pool.harness.port import HarnessError
 from services.pool.log import winner_by, winner_of
-from services.pool.rows import ExecutionState, Outcome
+from services.pool.rows import ExecutionState, Gate, GateState, Outcome
 from services.pool.store import PickedUp
-from services.pool.turns import leftovers
+from services.pool.turns import continuing, leftovers
+from services.pool.turns.asking import Why
+from services.pool.turns.continuing import Decided
 from services.pool.turns.conversation import Conversation
 from services.pool.turns.liveness import Liveness
 from services.pool.turns.persistence import until_it_lands
@@ -36,10 +38,12 @@ from services.pool.turns.room import Fenced, Preempted, TurnFailed, TurnRoom
 from services.pool.turns.signals import Signals, end, first_of, together, within
 from services.pool.turns.stages import Stages
 from services.pool.turns.verdicts import Answer, Kind, Summary, Verdict, ending, fill, verdict
-from services.pool.warm.entries import Entry
+from services.pool.warm.entries import Entry, Live
 
 logger = logging.getLogger(__name__)
-crashpoint = crashpoints.declare("pool", "turn.answered", "turn.ending_taken", "turn.settled")
+crashpoint = crashpoints.declare(
+    "pool", "turn.answered", "turn.ending_taken", "turn.settled", "pause.ending_taken", "pause.settled"
+)
 
 Reason: TypeAlias = "sandbox_pb2.ReleaseReason.ValueType"
 
@@ -67,6 +71,13 @@ _STILL_AT_WORK = frozenset(
     }
 )
 
+# Why the sandbox of a paused turn is given back: whatever it is, its disk is kept.
+_PAUSED = {
+    Why.WINDOW: sandbox_pb2.RELEASE_REASON_IDLE_EXPIRED,
+    Why.ROOM: sandbox_pb2.RELEASE_REASON_CAPACITY,
+    Why.LEAVING: sandbox_pb2.RELEASE_REASON_SHUTDOWN_IDLE,
+}
+
 _T = TypeVar("_T")
 
 
@@ -92,7 +103,12 @@ class Turn:
             writer=self._writer,
             stages=self._stages,
             signals=self._signals,
+            look=self.look,
         )
+        # What people decided before, and this turn passes on.
+        self._carried: Sequence[Gate] = ()
+        # Its ending is the one that stands, and its agent is in the middle of its turn.
+        self._paused = False
         self._how = ""
         # Of getting an agent ready; each has a claim of its own.
         self._attempt = 0
@@ -116,6 +132,10 @@ class Turn:
         """The session went on to `epoch`."""
         if epoch > self._picked.execution.epoch:
             self._signals.raise_(fenced=True)
+
+    def let_go(self) -> None:
+        """The process ends soon: wait for nobody any more."""
+        self._signals.raise_(leaving=True)
 
     def shut_down(self) -> None:
         """End it soon."""
@@ -182,6 +202,8 @@ class Turn:
             answer = await self._ask(ready)
             failed = verdict(answer)
             again = ready.continued and failed.kind is Kind.FAILED and not self._conversation.streamed
+            # What was approved is handed over at most once.
+            again = again and not self._carried
             if not again or self._signals.stopping or self._signals.shut_down or self._writer.refused.done():
                 ready.live.last_execution_id = self.execution_id
                 return answer
@@ -199,7 +221,13 @@ class Turn:
         )
         watching = asyncio.create_task(liveness.watch())
         try:
-            return await self._conversation.run(ready)
+            note = continuing.words(
+                self._carried,
+                # An agent that was there knows what came of it.
+                uncertain=self._preparation.uncertain if not ready.continued else (),
+                unanswered=[gate for gate in self._picked.continued if gate.state is GateState.CLOSED],
+            )
+            return await self._conversation.run(ready, note, Decided(self._carried))
         finally:
             await end(watching)
 
@@ -286,20 +314,21 @@ class Turn:
 
     async def _commit_running(self, ready: Ready) -> None:
         """From here on the agent may have been asked; who takes over must not ask again."""
-        execution, live = self._picked.execution, ready.live
-        ours = await until_it_lands(
-            self._room.clock,
-            self._key,
-            "run",
-            lambda: self._room.store.run(execution, self._room.holder, live.agent, live.harness.session_id),
-        )
-        if ours:
+        if await until_it_lands(self._room.clock, self._key, "run", lambda: self._begin(ready.live)):
             return
         await self._read_row()
         if self._signals.fenced:
             raise Fenced
         if not self._signals.stopping:
             raise Preempted
+
+    async def _begin(self, live: Live) -> bool:
+        execution, holder, session_id = self._picked.execution, self._room.holder, live.harness.session_id
+        if not self._picked.continued:
+            return await self._room.store.run(execution, holder, live.agent, session_id)
+        carried = await self._room.interactions.begin(execution, holder, live.agent, session_id, self._picked.continued)
+        self._carried = carried or ()
+        return carried is not None
 
     async def _unless_told(self, work: Coroutine[Any, Any, _T], *, running: bool) -> _T | None:
         """The result of `work`, or None when a Stop cut it off that the turn itself has to answer."""
@@ -334,11 +363,18 @@ class Turn:
         self._stages.show()
         rest = self._conversation.rest(found.output, answer.result)
         event = ending(found, self._summary(answer), command_id=self._conversation.command_id)
-        winner = await self._append_ending(event, rest)
+        try:
+            winner = await self._append_ending(event, rest)
+        except TurnFailed:
+            if found.kind is not Kind.PAUSED:
+                raise
+            await self._leave_to_the_pool(entry)
+            return
         self.ended = True
-        crashpoint("turn.ending_taken")
+        self._paused = found.kind is Kind.PAUSED and winner.event_id == event.event_id
+        crashpoint("pause.ending_taken" if self._paused else "turn.ending_taken")
         settled = await self._settle(winner)
-        crashpoint("turn.settled")
+        crashpoint("pause.settled" if self._paused else "turn.settled")
         self._room.stats.ended(self._how, winner.outcome.value.lower())
         if entry is not None:
             kept = found.answered and winner.event_id == event.event_id
@@ -428,6 +464,8 @@ class Turn:
 
     def _reason(self) -> Reason:
         """Why a sandbox whose agent is not kept is given back."""
+        if self._paused and self._conversation.pause is not None:
+            return _PAUSED[self._conversation.pause.why]
         entry = self._preparation.entry
         kept = entry is not None and entry.live is not None and entry.turns > 0
         if self._signals.shut_down:
@@ -438,6 +476,13 @@ class Turn:
         return sandbox_pb2.RELEASE_REASON_FAILED_TURN
 
     # Other ends
+
+    async def _leave_to_the_pool(self, entry: Entry | None) -> None:
+        """A pause could not be written by the turn itself; what people are asked stays open for all that."""
+        self._writer.abandon()
+        await self._room.recovery.take_over(self._picked.execution, why="its pause could not be written")
+        if entry is not None:
+            await self._discard(entry, sandbox_pb2.RELEASE_REASON_SHUTDOWN_IN_FLIGHT)
 
     async def _step_back(self) -> None:
         """The agent was not asked, and will not be: give back what was prepared, and it too if the process ends."""
@@ -517,6 +562,10 @@ class Turn:
             self._signals.raise_(taken=True)
         elif row.state is ExecutionState.STOPPING:
             self._signals.raise_(stopping=True)
+        elif row.state is ExecutionState.WAITING:
+            found = await self._room.store.gates(mine.execution_id)
+            if any(gate.state in {GateState.ANSWERED, GateState.CLOSED} for gate in found):
+                self._signals.raise_(answered=True)
 
     def _claim_lost(self, entry: Entry, fenced: bool) -> None:
         self._room.entries.lost(entry)

@@ -22,8 +22,8 @@ class Asked(Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a prompt. Exactly one of `result` and `code` is given, or neither: the agent was asked to end its
-    turn and did not answer in time, or was not asked anything at all."""
+    """What came of a prompt. At most one of `result`, `code` and `paused` is given. None of them: the agent was asked
+    to end its turn and did not answer in time, or was not asked anything at all."""
 
     asked: Asked
     result: PromptResult | None = None
@@ -31,12 +31,15 @@ class Answer:
     message: str = ""
     # The agent said, did or asked something.
     produced: bool = False
+    # The interactions that the agent waits for, where nobody is waited for any longer in this turn.
+    paused: tuple[str, ...] = ()
 
 
 class Kind(Enum):
     """The ending."""
 
     COMPLETED = "completed"
+    PAUSED = "paused"
     STOPPED = "stopped"
     FAILED = "failed"
 
@@ -52,6 +55,7 @@ class Verdict:
     answered: bool
     message: str = ""
     incomplete: str = ""
+    interaction_ids: tuple[str, ...] = ()
 
 
 def verdict(answer: Answer) -> Verdict:
@@ -59,6 +63,8 @@ def verdict(answer: Answer) -> Verdict:
     if answer.code:
         lost = "part of the output was lost" if answer.code == "HARNESS_STREAM_LOST" else ""
         return Verdict(Kind.FAILED, answer.code, TurnEnd.TRUNCATED, False, answer.message, lost)
+    if answer.paused:
+        return Verdict(Kind.PAUSED, "", TurnEnd.PAUSED, False, interaction_ids=answer.paused)
     if answer.result is None:
         return Verdict(Kind.STOPPED, answer.asked.value, TurnEnd.STOPPED, False)
     reason = answer.result.stop_reason
@@ -89,6 +95,9 @@ def ending(found: Verdict, summary: Summary, *, command_id: str = "") -> event_p
         case Kind.COMPLETED:
             event.execution_completed.finish_reason = found.reason
             fill(event.execution_completed.summary, summary)
+        case Kind.PAUSED:
+            event.execution_paused.interaction_ids.extend(found.interaction_ids)
+            fill(event.execution_paused.summary, summary)
         case Kind.STOPPED:
             event.execution_stopped.reason = found.reason
             event.execution_stopped.command_id = command_id

@@ -199,6 +199,20 @@ class Entries:
         """The turn of a BUSY entry waits for people from now on; False when it cannot: then nobody may be asked."""
         return self._change(entry, EntryState.BUSY, EntryState.AWAITING)
 
+    def may_wait(self, entry: Entry, cap: int) -> bool:
+        """Whether the turn of this entry may wait for people: at most `cap` do at a time on each provider. Those that
+        wait already are never asked to make room."""
+        provider = entry.live.provider if entry.live is not None else ""
+        others = [one for one in self._entries.values() if one is not entry and one.state is EntryState.AWAITING]
+        return sum(one.live is not None and one.live.provider == provider for one in others) < cap
+
+    def drain(self, entry: Entry) -> bool:
+        """The turn of a BUSY or AWAITING entry ends with its agent in the middle of it: from now on nothing is handed
+        to that agent, and what is left is to close it. False when somebody closes it already, or has its sandbox."""
+        return any(
+            self._change(entry, before, EntryState.DRAINING) for before in (EntryState.AWAITING, EntryState.BUSY)
+        )
+
     def go_on(self, entry: Entry) -> bool:
         """The turn of an AWAITING entry goes on; False when somebody decided otherwise, or went on with it already."""
         return self._change(entry, EntryState.AWAITING, EntryState.BUSY)
