@@ -8,7 +8,6 @@ which that is decided the agent hears of no answer any more: its entry is DRAINI
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -31,7 +30,7 @@ from services.pool.turns.continuing import Call, Decided
 from services.pool.turns.limits import LimitWatch
 from services.pool.turns.persistence import until_it_lands
 from services.pool.turns.room import TurnRoom
-from services.pool.turns.signals import Signals, first_of
+from services.pool.turns.signals import Signals, end, first_of
 from services.pool.warm.entries import Entry, EntryState
 
 logger = logging.getLogger(__name__)
@@ -282,20 +281,13 @@ class Asking:
         return why, min(max(since, self._heard_at + QUIET), since + QUIET_AT_MOST) - now
 
     async def _wait(self, seconds: float | None) -> None:
-        changed = asyncio.create_task(self._changed.wait())
+        waits = [asyncio.ensure_future(self._changed.wait())]
+        if seconds is not None:
+            waits.append(asyncio.ensure_future(self._room.clock.sleep(seconds)))
         try:
-            if seconds is None:
-                await changed
-            else:
-                until = asyncio.create_task(self._room.clock.sleep(seconds))
-                try:
-                    await first_of(changed, until)
-                finally:
-                    until.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await until
+            await first_of(*waits)
         finally:
-            changed.cancel()
+            await end(*waits)
 
     # Answers
 

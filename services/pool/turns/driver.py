@@ -107,8 +107,11 @@ class Driver:
             lane = self._lanes.get(key)
 
     def close(self) -> None:
-        """Pick nothing up any more; what runs goes on."""
+        """Pick nothing up any more; what runs goes on, but waits for no people."""
         self.closed = True
+        for lane in self._lanes.values():
+            if lane.turn is not None:
+                lane.turn.let_go()
 
     async def idle(self, seconds: float) -> bool:
         """Wait until nothing is driven any more, at most that long; whether that is so."""
