@@ -1,4 +1,4 @@
-"""A client of a Hearth deployment: one object that sends, watches, stops and reads back.
+"""A client of a Hearth deployment: one object that sends, watches, stops, answers and reads back.
 
 ```python
 async with Client(Addresses()) as hearth:
@@ -8,7 +8,10 @@ async with Client(Addresses()) as hearth:
         ...
 ```
 
-For what has no method here there are the stubs: `sessions`, `histories`, `relays`, `sandboxes`, `pools`.
+Every change takes a `request_id`, new where it is empty. When the answer was lost, repeat the call with the same one,
+and it answers with what the first one made. What a service refuses is raised as the `grpc.aio.AioRpcError` that
+`hearth.errors.read_error` reads. For what has no method here there are the stubs: `sessions`, `histories`, `relays`,
+`sandboxes`, `pools`.
 """
 
 from __future__ import annotations
@@ -56,6 +59,27 @@ def text_content(text: str) -> list[content_pb2.ContentPart]:
     return [content_pb2.ContentPart(text=content_pb2.TextPart(text=text))]
 
 
+def content_of(content: str | Sequence[content_pb2.ContentPart]) -> Sequence[content_pb2.ContentPart]:
+    """Parts of a message; a text is a message of its own."""
+    return text_content(content) if isinstance(content, str) else content
+
+
+def new_id() -> str:
+    """A request id that nobody has used."""
+    return str(uuid.uuid4())
+
+
+def decided(interaction_id: str, *, allowed: bool) -> control_pb2.InteractionAnswer:
+    """The answer to an agent that asks whether it may run a tool."""
+    decision = event_pb2.DECISION_ALLOWED if allowed else event_pb2.DECISION_DENIED
+    return control_pb2.InteractionAnswer(interaction_id=interaction_id, decision=decision)
+
+
+def told(interaction_id: str, answer_json: str) -> control_pb2.InteractionAnswer:
+    """The answer to a question, or the result of a tool that the client runs, as JSON text."""
+    return control_pb2.InteractionAnswer(interaction_id=interaction_id, answer_json=answer_json)
+
+
 class Client:
     """Connections to the services of one deployment; open it with `async with`. `token` is sent as a bearer token."""
 
@@ -91,12 +115,12 @@ class Client:
         spec: control_pb2.SessionSpec | None = None,
         on_busy: control_pb2.OnBusy.ValueType = control_pb2.ON_BUSY_UNSPECIFIED,
     ) -> session_service_pb2.SendInputResponse:
-        """Give the agent a message. When the answer was lost, repeat it with the same `request_id`; empty = new."""
+        """Give the agent a message; `on_busy` says what to do when it works already, unset is to wait in the queue."""
         return await self.sessions.SendInput(
             session_service_pb2.SendInputRequest(
                 session=key,
-                request_id=request_id or str(uuid.uuid4()),
-                content=text_content(content) if isinstance(content, str) else content,
+                request_id=request_id or new_id(),
+                content=content_of(content),
                 spec=spec,
                 on_busy=on_busy,
             ),
@@ -115,7 +139,7 @@ class Client:
         """Upload a file for the messages of a session; what it returns goes into one."""
         description = session_service_pb2.AttachmentDescription(
             session=key,
-            request_id=request_id or str(uuid.uuid4()),
+            request_id=request_id or new_id(),
             name=name,
             media_type=media_type,
             size_bytes=len(data),
@@ -137,11 +161,128 @@ class Client:
         answer = await self.sessions.StopExecution(
             session_service_pb2.StopExecutionRequest(
                 session=key,
-                request_id=request_id or str(uuid.uuid4()),
+                request_id=request_id or new_id(),
                 execution_id=execution_id,
                 seen_epoch=seen_epoch,
             ),
             timeout=CALL_SECONDS,
+        )
+        return answer.command
+
+    async def kill(self, key: session_pb2.SessionKey, *, request_id: str = "") -> control_pb2.Session:
+        """End whatever runs, empty the queue, delete the sandbox. The log stays, and the session may be used again."""
+        answer = await self.sessions.KillSession(
+            session_service_pb2.KillSessionRequest(session=key, request_id=request_id or new_id()), timeout=CALL_SECONDS
+        )
+        return answer.session
+
+    async def answer(
+        self,
+        key: session_pb2.SessionKey,
+        answers: Sequence[control_pb2.InteractionAnswer],
+        *,
+        answered_by: str = "",
+        request_id: str = "",
+    ) -> session_service_pb2.AnswerInteractionsResponse:
+        """Answer what the agent asked, see `decided` and `told`: all of the answers are taken, or none."""
+        return await self.sessions.AnswerInteractions(
+            session_service_pb2.AnswerInteractionsRequest(
+                session=key, request_id=request_id or new_id(), answers=answers, answered_by=answered_by
+            ),
+            timeout=CALL_SECONDS,
+        )
+
+    async def interactions(
+        self, key: session_pb2.SessionKey, *, pending_only: bool = True
+    ) -> AsyncIterator[control_pb2.Interaction]:
+        """What the agent asked, oldest first; `pending_only`: what nobody has answered yet."""
+        request = session_service_pb2.ListInteractionsRequest(session=key, pending_only=pending_only)
+        while True:
+            page = await self.sessions.ListInteractions(request, timeout=CALL_SECONDS)
+            for interaction in page.interactions:
+                yield interaction
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def inputs(self, key: session_pb2.SessionKey) -> AsyncIterator[control_pb2.Input]:
+        """The queue: first what was promoted and has not reached the agent, then what waits, by rank."""
+        request = session_service_pb2.ListInputsRequest(session=key)
+        while True:
+            page = await self.sessions.ListInputs(request, timeout=CALL_SECONDS)
+            for waiting in page.inputs:
+                yield waiting
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def update_input(
+        self,
+        key: session_pb2.SessionKey,
+        input_id: str,
+        content: str | Sequence[content_pb2.ContentPart],
+        *,
+        request_id: str = "",
+    ) -> control_pb2.Input:
+        """Replace the content of an input that waits."""
+        answer = await self.sessions.UpdateInput(
+            session_service_pb2.UpdateInputRequest(
+                session=key, request_id=request_id or new_id(), input_id=input_id, content=content_of(content)
+            ),
+            timeout=CALL_SECONDS,
+        )
+        return answer.input
+
+    async def remove_input(
+        self, key: session_pb2.SessionKey, input_id: str, *, request_id: str = ""
+    ) -> control_pb2.Input:
+        """Take an input out of the queue."""
+        answer = await self.sessions.RemoveInput(
+            session_service_pb2.RemoveInputRequest(session=key, request_id=request_id or new_id(), input_id=input_id),
+            timeout=CALL_SECONDS,
+        )
+        return answer.input
+
+    async def send_now(
+        self, key: session_pb2.SessionKey, input_id: str, *, request_id: str = ""
+    ) -> session_service_pb2.SendInputNowResponse:
+        """Run an input that waits before all others, stopping what runs."""
+        return await self.sessions.SendInputNow(
+            session_service_pb2.SendInputNowRequest(session=key, request_id=request_id or new_id(), input_id=input_id),
+            timeout=CALL_SECONDS,
+        )
+
+    async def resume_queue(
+        self, key: session_pb2.SessionKey, *, request_id: str = ""
+    ) -> session_service_pb2.ResumeQueueResponse:
+        """Let a paused queue go on."""
+        return await self.sessions.ResumeQueue(
+            session_service_pb2.ResumeQueueRequest(session=key, request_id=request_id or new_id()),
+            timeout=CALL_SECONDS,
+        )
+
+    async def sessions_of(self, project: str) -> AsyncIterator[control_pb2.Session]:
+        """Sessions of a project, the one that changed last first."""
+        request = session_service_pb2.ListSessionsRequest(project=project)
+        while True:
+            page = await self.sessions.ListSessions(request, timeout=CALL_SECONDS)
+            for found in page.sessions:
+                yield found
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def get_execution(self, key: session_pb2.SessionKey, execution_id: str) -> control_pb2.Execution:
+        """One run of the agent, as it stands."""
+        answer = await self.sessions.GetExecution(
+            session_service_pb2.GetExecutionRequest(session=key, execution_id=execution_id), timeout=CALL_SECONDS
+        )
+        return answer.execution
+
+    async def get_command(self, key: session_pb2.SessionKey, command_id: str) -> control_pb2.Command:
+        """What became of a Stop or a steer so far."""
+        answer = await self.sessions.GetCommand(
+            session_service_pb2.GetCommandRequest(session=key, command_id=command_id), timeout=CALL_SECONDS
         )
         return answer.command
 

@@ -1,7 +1,8 @@
 """Turn the items of a session into what a person sees: pure, one item at a time.
 
 Frames build a preview; the completed message replaces it. A gap marks the preview as broken until then, a reset throws
-it away. Events alone give the same transcript as events with frames.
+it away. Events alone give the same transcript as events with frames. What waits for a person, and what waits in the
+queue, is kept beside the entries.
 """
 
 from __future__ import annotations
@@ -29,9 +30,17 @@ class Entry:
 
 @dataclasses.dataclass(slots=True)
 class Transcript:
-    """What is visible of a session. `running` is the execution under way, empty between executions."""
+    """What is visible of a session.
+
+    `running` is the execution under way, empty between executions. `asked` are the interactions that nobody has
+    answered, `waiting` the texts of the inputs in the queue, both by id and in the order in which they came; the order
+    in which the queue runs is the pool's to tell (ListInputs). One that reads from the middle of a log puts in what it
+    was told before: events that tell it again change nothing.
+    """
 
     entries: list[Entry] = dataclasses.field(default_factory=list)
+    asked: dict[str, event_pb2.InteractionRequested] = dataclasses.field(default_factory=dict)
+    waiting: dict[str, str] = dataclasses.field(default_factory=dict)
     running: str = ""
     outcome: str = ""
     ready: bool = False
@@ -81,7 +90,27 @@ class Transcript:
                     self.running = ""
                 self.outcome = event.type.removeprefix("execution.")
                 self._drop_previews()
+            case _:
+                self._control(event)
         return None
+
+    def _control(self, event: event_pb2.Event) -> None:
+        """What is asked, and what waits."""
+        match event.WhichOneof("body"):
+            case "interaction_requested":
+                self.asked[event.interaction_requested.interaction_id] = event.interaction_requested
+            case "interaction_answered":
+                self.asked.pop(event.interaction_answered.interaction_id, None)
+            case "interaction_resolved":
+                self.asked.pop(event.interaction_resolved.interaction_id, None)
+            case "input_queued":
+                self.waiting[event.input_queued.input_id] = text_of(event.input_queued.content)
+            case "input_updated" if event.input_updated.input_id in self.waiting:
+                self.waiting[event.input_updated.input_id] = text_of(event.input_updated.content)
+            case "input_promoted":
+                self.waiting.pop(event.input_promoted.input_id, None)
+            case "input_removed":
+                self.waiting.pop(event.input_removed.input_id, None)
 
     def _frame(self, frame: frame_pb2.Frame) -> Entry | None:
         body = frame.WhichOneof("body")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from hearth.cli import bench, chat, credentials, demo, doctor, pool, sandboxes, sessions, stack
+from hearth.cli import bench, chat, control, credentials, demo, doctor, pool, queue, sandboxes, sessions, stack
 
 app = typer.Typer(
     name="hearth", help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -16,6 +16,8 @@ stack.register(app)
 demo.register(app)
 chat.register(app)
 sessions.register(app)
+control.register(app)
+queue.register(app)
 credentials.register(app)
 sandboxes.register(app)
 pool.register(app)

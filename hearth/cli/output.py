@@ -53,18 +53,40 @@ def addresses(root: Path) -> Addresses:
     return Addresses(pool=of("pool"), history=of("history"), relay=of("relay"), sandbox=of("sandbox"))
 
 
-PERMISSIONS = {"allow": control_pb2.PERMISSION_ACTION_ALLOW, "deny": control_pb2.PERMISSION_ACTION_DENY}
+PERMISSIONS = {
+    "ask": control_pb2.PERMISSION_ACTION_ASK,
+    "allow": control_pb2.PERMISSION_ACTION_ALLOW,
+    "deny": control_pb2.PERMISSION_ACTION_DENY,
+}
+POLICY_HELP = "what the agent may run: ask, allow or deny, and by tool, as `ask,search=allow,rm*=deny`; empty: as it is"
+
+
+def policy_of(text: str) -> control_pb2.PermissionPolicy | None:
+    """The policy that `ask,search=allow` describes: what counts for all tools, and for single ones, the first that
+    matches; None for nothing. Raises `typer.BadParameter`."""
+    if not text:
+        return None
+    policy = control_pb2.PermissionPolicy()
+    for part in text.split(","):
+        tool, rule, action = part.strip().rpartition("=")
+        if action not in PERMISSIONS or bool(rule) != bool(tool):
+            raise typer.BadParameter(f"{part!r} is none of {', '.join(PERMISSIONS)}", param_hint="--permissions")
+        if tool:
+            policy.rules.add(tool=tool, action=PERMISSIONS[action])
+        elif policy.default_action:
+            raise typer.BadParameter(f"{part!r} comes after another rule for all tools", param_hint="--permissions")
+        else:
+            policy.default_action = PERMISSIONS[action]
+    return policy
 
 
 def spec_of(
     agent: str, permissions: str, credentials: Sequence[control_pb2.CredentialBinding] = ()
 ) -> control_pb2.SessionSpec | None:
     """The spec that options ask for; None, the one that the session has, when they ask for nothing."""
-    if permissions and permissions not in PERMISSIONS:
-        raise typer.BadParameter(f"{permissions!r} is none of {', '.join(PERMISSIONS)}", param_hint="--permissions")
-    if not agent and not permissions and not credentials:
+    policy = policy_of(permissions)
+    if not agent and policy is None and not credentials:
         return None
-    policy = control_pb2.PermissionPolicy(default_action=PERMISSIONS[permissions]) if permissions else None
     return control_pb2.SessionSpec(agent=agent, permissions=policy, credentials=credentials)
 
 

@@ -1,4 +1,4 @@
-"""`hearth send`, `watch`, `stop` and `history`: one session, one call each."""
+"""`hearth send`, `watch` and `history`: one session, one call each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from hearth.cli.chat import Attach, Credential, attached, follow_turn
+from hearth.cli.chat import Attach, Credential, attached
 from hearth.cli.credentials import bindings
-from hearth.cli.output import Exit, addresses, as_dict, out, print_json, run, spec_of, token
+from hearth.cli.output import POLICY_HELP, Exit, addresses, as_dict, out, print_json, run, spec_of, token
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
+from hearth.cli.turns import asking, follow_turn
 from hearth.client import Client, session_key, text_content
 from hearth.history.v1 import history_pb2  # noqa: F401 - registers the messages that JSON output needs
 from hearth.reducer import is_ending, text_of
@@ -27,7 +28,7 @@ ON_BUSY = {"queue": control_pb2.ON_BUSY_QUEUE, "reject": control_pb2.ON_BUSY_REJ
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
-    for command in (send, watch, stop, history):
+    for command in (send, watch, history):
         app.command()(command)
 
 
@@ -36,7 +37,7 @@ def send(
     text: Annotated[str, typer.Argument(help="the message")],
     project: Project = DEFAULT_PROJECT,
     agent: Annotated[str, typer.Option(help="agent of the session; empty: the one it has")] = "",
-    permissions: Annotated[str, typer.Option(help="allow or deny what the agent asks for; empty: as it is")] = "",
+    permissions: Annotated[str, typer.Option(help=POLICY_HELP)] = "",
     on_busy: Annotated[str, typer.Option(help="queue, reject or steer, when the agent works already")] = "queue",
     attach: Attach = [],  # noqa: B006 - typer reads it
     credential: Credential = [],  # noqa: B006
@@ -104,32 +105,6 @@ def watch(
     run(work())
 
 
-def stop(
-    session: Session,
-    project: Project = DEFAULT_PROJECT,
-    execution: Annotated[str, typer.Option(help="the execution that is meant; empty: the one that runs now")] = "",
-    root: Root = DEFAULT_ROOT,
-    json: Json = False,
-) -> None:
-    """Ask the agent to stop. The session stays usable."""
-
-    async def work() -> None:
-        key = session_key(project, session)
-        async with Client(addresses(root), token=token()) as client:
-            meant = execution or (await client.get_session(key)).execution.execution_id
-            epoch = 0 if meant else (await client.get_session(key)).epoch
-            command = await client.stop(key, execution_id=meant, seen_epoch=epoch)
-            if json:
-                print_json(as_dict(command))
-                return
-            state = control_pb2.CommandState.Name(command.state).removeprefix("COMMAND_STATE_").lower()
-            outcome = control_pb2.CommandOutcome.Name(command.outcome).removeprefix("COMMAND_OUTCOME_").lower()
-            known = "" if outcome == "unspecified" else f", {outcome.replace('_', ' ')}"
-            out.print(f"stop of {command.execution_id or 'nothing'}: {state}{known}")
-
-    run(work())
-
-
 def history(
     session: Session,
     project: Project = DEFAULT_PROJECT,
@@ -185,6 +160,10 @@ def _print_event(item: event_pb2.EventItem) -> None:
             detail = text_of(event.message_completed.content)
         case "tool_completed":
             detail = f"{event.tool_completed.name}: {event.tool_completed.output or event.tool_completed.error}"
+        case "interaction_requested":
+            detail = f"{event.entity_id} {asking(event.interaction_requested)}"
+        case "input_queued":
+            detail = f"{event.entity_id} {text_of(event.input_queued.content)}"
         case "execution_failed":
             detail = f"{event.execution_failed.code}: {event.execution_failed.message}"
         case _:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TypeVar
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
 from hearth.sandbox.v1 import sandbox_pb2
-from hearth.types.v1 import session_pb2
+from hearth.session.v1 import session_pb2 as control_pb2
+from hearth.types.v1 import event_pb2, session_pb2
 
 _MICRO = 1_000_000
 _SMALLEST = 0.0001
@@ -48,6 +51,44 @@ def state(value: sandbox_pb2.SandboxState.ValueType) -> str:
 def tenure(value: sandbox_pb2.Tenure.ValueType) -> str:
     """What a sandbox is used for."""
     return word(sandbox_pb2.Tenure.Name, value, "TENURE_")
+
+
+def execution(found: control_pb2.Execution) -> str:
+    """How an execution stands: `running`, or how it ended, with the reason where it failed; nothing for none."""
+    if found.state != control_pb2.EXECUTION_STATE_TERMINAL:
+        return word(control_pb2.ExecutionState.Name, found.state, "EXECUTION_STATE_")
+    outcome = word(control_pb2.ExecutionOutcome.Name, found.outcome, "EXECUTION_OUTCOME_")
+    return f"{outcome}, {found.failure_code}" if found.failure_code else outcome
+
+
+def gate(found: control_pb2.Interaction) -> str:
+    """How an interaction stands: `pending`, what was decided and whether the agent knows, or how it was closed."""
+    stands = word(control_pb2.InteractionState.Name, found.state, "INTERACTION_STATE_")
+    if found.state == control_pb2.INTERACTION_STATE_CLOSED:
+        how = word(event_pb2.InteractionResolution.Name, found.resolution, "INTERACTION_RESOLUTION_")
+        return f"{stands}, {how}" if how else stands
+    decision = word(event_pb2.Decision.Name, found.decision, "DECISION_")
+    return f"{decision}, {stands}" if decision else stands
+
+
+def is_whole(text: str) -> bool:
+    """Whether an id is given in full."""
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+def begun_by(text: str, ids: Sequence[str]) -> str:
+    """The one id that begins so; one given in full is taken as it is. Raises `typer.BadParameter` where that is none,
+    or several."""
+    if is_whole(text):
+        return text
+    found = [one for one in ids if text and one.startswith(text)]
+    if len(found) != 1:
+        raise typer.BadParameter(f"{len(found) or 'none'} of {len(ids)} begin with {text!r}")
+    return found[0]
 
 
 def session(key: session_pb2.SessionKey) -> str:

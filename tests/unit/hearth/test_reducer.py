@@ -128,3 +128,42 @@ def test_parts_that_are_no_text_are_named() -> None:
         content_pb2.ContentPart(inline_media=content_pb2.InlineMediaPart(media_type="image/png")),
     ]
     assert text_of(parts) == "see [file:///x][a.txt][image/png]"
+
+
+def asked(interaction_id: str) -> relay_pb2.Item:
+    body = event_pb2.InteractionRequested(interaction_id=interaction_id, tool_name="search")
+    return event("interaction.requested", interaction_requested=body)
+
+
+def test_what_the_agent_asks_is_open_until_somebody_answered_or_it_was_closed() -> None:
+    answered = event_pb2.InteractionAnswered(interaction_id="a", decision=event_pb2.DECISION_ALLOWED)
+    resolved = event_pb2.InteractionResolved(interaction_id="b")
+    transcript = view(started(), asked("a"), asked("b"), asked("c"))
+    assert list(transcript.asked) == ["a", "b", "c"]
+    transcript.apply(event("interaction.answered", interaction_answered=answered))
+    transcript.apply(event("interaction.resolved", interaction_resolved=resolved))
+    # What the policy decided was never asked of anybody.
+    transcript.apply(event("interaction.resolved", interaction_resolved=resolved))
+    assert list(transcript.asked) == ["c"]
+    paused = event("execution.paused", execution_paused=event_pb2.ExecutionPaused(interaction_ids=["c"]))
+    transcript.apply(paused)
+    assert (list(transcript.asked), transcript.running, transcript.outcome) == (["c"], "", "paused")
+
+
+def test_inputs_wait_from_being_queued_until_they_run_or_are_removed() -> None:
+    def content(text: str) -> list[content_pb2.ContentPart]:
+        return [content_pb2.ContentPart(text=content_pb2.TextPart(text=text))]
+
+    def queued(input_id: str, text: str) -> relay_pb2.Item:
+        return event("input.queued", input_queued=event_pb2.InputQueued(input_id=input_id, content=content(text)))
+
+    transcript = view(started(), queued("i", "one"), queued("j", "two"), queued("k", "three"))
+    updated = event_pb2.InputUpdated(input_id="j", content=content("zwei"))
+    transcript.apply(event("input.updated", input_updated=updated))
+    assert transcript.waiting == {"i": "one", "j": "zwei", "k": "three"}
+    transcript.apply(event("input.promoted", input_promoted=event_pb2.InputPromoted(input_id="i", execution_id="e2")))
+    transcript.apply(event("input.removed", input_removed=event_pb2.InputRemoved(input_id="j", reason="user")))
+    assert transcript.waiting == {"k": "three"}
+    # Of an input that has left the queue nothing is heard again.
+    transcript.apply(event("input.updated", input_updated=updated))
+    assert transcript.waiting == {"k": "three"}
