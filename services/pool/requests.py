@@ -24,8 +24,8 @@ from services.chassis.auth import current_caller, require_project
 from services.chassis.errors import InvalidArgument, Unimplemented, invalid
 from services.chassis.fields import Violations
 from services.pool import credentials
-from services.pool.control import gates
 from services.pool.control.admission import OnBusy
+from services.pool.control.answers import is_json
 from services.pool.control.commands import Aim
 from services.pool.gate_rows import AnswerRow
 from services.pool.rows import Decision, Key
@@ -293,7 +293,7 @@ def on_busy_of(value: sessions.OnBusy.ValueType) -> OnBusy:
         case sessions.ON_BUSY_REJECT:
             return OnBusy.REJECT
         case sessions.ON_BUSY_STEER:
-            raise not_built("on_busy", "steering", "call StopExecution, then SendInput")
+            return OnBusy.STEER
         case _:
             raise invalid("on_busy", "is not a value that this version knows")
 
@@ -312,7 +312,7 @@ def answers_of(answers: Sequence[sessions.InteractionAnswer]) -> list[AnswerRow]
             checks.add(f"{path}.decision", "is not a value that this version knows")
         if answer.answer_json:
             _check_text(checks, f"{path}.answer_json", answer.answer_json, MAX_ANSWER_BYTES)
-            if not gates.is_json(answer.answer_json):
+            if not is_json(answer.answer_json):
                 checks.add(f"{path}.answer_json", "must be JSON")
         found[interaction_id] = AnswerRow(interaction_id, _DECISIONS.get(answer.decision), answer.answer_json or None)
     checks.raise_if_any()
@@ -325,6 +325,15 @@ def name_of_caller(given: str) -> str:
     if "\0" in given:
         raise invalid("answered_by", "must not hold NUL characters")
     return given or current_caller().name
+
+
+def steers_of(request: calls.SendInputRequest) -> str:
+    """Which execution an input that steers is to stop; empty where that is whichever runs."""
+    if not request.steer_execution_id:
+        return ""
+    if request.on_busy != sessions.ON_BUSY_STEER:
+        raise invalid("steer_execution_id", "must be empty unless on_busy is STEER")
+    return fields.uuid_text("steer_execution_id", request.steer_execution_id)
 
 
 def aim_of(request: calls.StopExecutionRequest) -> Aim:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final
 
 from hearth.session.v1 import session_pb2
 from hearth.types.v1 import event_pb2
 from services.chassis.errors import FailedPrecondition, HearthError
-from services.chassis.fields import Violations
-from services.pool.gate_rows import AnswerRow
-from services.pool.rows import Gate, GateKind, GateState
+from services.pool.control.answers import refuse_constant
+from services.pool.rows import Gate, GateState
 
 TRANSITIONS: Final[Mapping[GateState, frozenset[GateState]]] = {
     GateState.PENDING: frozenset({GateState.ANSWERED, GateState.CLOSED}),
@@ -73,22 +72,13 @@ def after(pending: int, answered: int) -> Follow:
     return Follow.CONTINUE if answered else Follow.PAUSE_QUEUE
 
 
-def is_json(text: str) -> bool:
-    """Whether a text is JSON, by the letter of its standard."""
-    try:
-        json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def canonical(input_json: str) -> str:
     """Arguments in the one form by which they are compared: keys sorted, no white space; arguments that come as a JSON
     text in a string are what that text says. What is no JSON stays as it is."""
     try:
-        value: object = json.loads(input_json, parse_constant=_refuse_constant)
+        value: object = json.loads(input_json, parse_constant=refuse_constant)
         if isinstance(value, str):
-            inner = json.loads(value, parse_constant=_refuse_constant)
+            inner = json.loads(value, parse_constant=refuse_constant)
             value = inner if isinstance(inner, dict | list) else value
     except (ValueError, RecursionError):
         return input_json
@@ -121,33 +111,6 @@ def closed(gate: Gate, *, expired: bool = False) -> HearthError:
         metadata=metadata,
         resource=("interaction", gate.interaction_id, ""),
     )
-
-
-async def check_answers(answers: Sequence[AnswerRow], asked: Mapping[str, Gate]) -> None:
-    """Refuse answers that do not fit what was asked, each by the name of its field."""
-    checks = Violations()
-    for index, answer in enumerate(answers):
-        gate = asked.get(answer.interaction_id)
-        if gate is not None:
-            _check_answer(checks, f"answers[{index}]", answer, gate)
-    checks.raise_if_any()
-
-
-def _check_answer(checks: Violations, path: str, answer: AnswerRow, gate: Gate) -> None:
-    if gate.kind is GateKind.APPROVAL:
-        if answer.decision is None:
-            checks.add(f"{path}.decision", "must be DECISION_ALLOWED or DECISION_DENIED: an approval was asked for")
-        if answer.answer_json is not None:
-            checks.add(f"{path}.answer_json", "must be empty: an approval was asked for")
-        return
-    if answer.decision is not None:
-        checks.add(f"{path}.decision", "must not be set: no approval was asked for")
-    if answer.answer_json is None:
-        checks.add(f"{path}.answer_json", "must be JSON: an answer was asked for")
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _matches(pattern: str, name: str) -> bool:

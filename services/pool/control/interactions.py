@@ -18,6 +18,7 @@ from services.chassis.clock import Clock, derived_id
 from services.chassis.errors import Aborted, HearthError, InvalidArgument, NotFound
 from services.pool.changing import Changing
 from services.pool.control import admission, facts, gates
+from services.pool.control.answers import check_answers
 from services.pool.control.inputs import Starts, existing
 from services.pool.gate_rows import AnswerRow, GateRow
 from services.pool.rows import (
@@ -207,7 +208,7 @@ class Interactions:
         """Refuse what does not fit; what was asked never changes, so it is read without a lock. Which gates are still
         open is seen under it."""
         asked = _by_id(await self._store.named_gates(new.key, [answer.interaction_id for answer in new.answers]))
-        await gates.check_answers(new.answers, asked)
+        check_answers(new.answers, asked)
 
     async def _accept(self, changing: Changing, new: NewAnswers) -> None:
         wanted = [answer.interaction_id for answer in new.answers]
