@@ -23,7 +23,8 @@ from services.chassis.migrations import migrate
 from services.chassis.postgres import create_pool
 from services.chassis.server import App, run
 from services.pool.assembly import Parts, assemble
-from services.pool.control import sweeps
+from services.pool.control import sweeps, upkeep
+from services.pool.control.upkeep import Upkeep
 from services.pool.credentials_store import Credentials
 from services.pool.harness.acp import AcpClient
 from services.pool.log import Log
@@ -36,6 +37,7 @@ from services.pool.settings import PoolSettings
 from services.pool.store import PLANNER, SCHEMA, Store
 from services.pool.turns import sandboxes
 from services.pool.turns.sandboxes import Sandboxes
+from services.pool.upkeep_rows import UpkeepRows
 from services.pool.warnings import warnings
 
 logger = logging.getLogger(__name__)
@@ -96,6 +98,9 @@ async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
         await parts.replicas.start()
         spawn("seal anew", parts.credentials.seal_anew())
         app.tasks.repeat("sweeps", parts.sweeps.look, every=sweeps.EVERY, clock=app.clock)
+        kept = Upkeep(UpkeepRows(pool), parts.commands, app.clock, retention=settings.settled_retention)
+        app.tasks.repeat("upkeep", kept.look, every=upkeep.EVERY, clock=app.clock)
+        app.tasks.repeat("retention", kept.retire, every=upkeep.RETIRE_EVERY, clock=app.clock)
         app.tasks.repeat("claims", parts.sandboxes.renew, every=sandboxes.RENEW_EVERY, clock=app.clock)
         app.tasks.repeat("beats", parts.replicas.beat, every=BEAT_EVERY, clock=app.clock)
         app.tasks.repeat("alone", lambda: _stay_alone(app, single), every=KEEP_EVERY, clock=app.clock)

@@ -258,9 +258,10 @@ class Changing:
         row = await self._connection.fetchrow(self._queries.stop, execution_id, leading_to(ExecutionState.STOPPING))
         return records.execution(row) if row is not None else None
 
-    async def raise_epoch(self, execution_id: str) -> Execution | None:
-        """Take an execution from its driver by the session's epoch; None when it ended or is not below it."""
-        row = await self._connection.fetchrow(self._queries.raise_epoch, execution_id, self.session.epoch)
+    async def raise_epoch(self, execution_id: str, *, driver: str | None = None) -> Execution | None:
+        """Take an execution from its driver by the session's epoch, and give it to another one, or to nobody; None when
+        it ended or is not below it."""
+        row = await self._connection.fetchrow(self._queries.raise_epoch, execution_id, self.session.epoch, driver)
         return records.execution(row) if row is not None else None
 
     async def open_gates(self, execution_id: str) -> list[str]:

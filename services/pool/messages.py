@@ -118,6 +118,8 @@ def sent(result: Sent) -> calls.SendInputResponse:
         response.started.CopyFrom(started(result))
     elif result.state is InputState.REMOVED:
         response.removed.input_id = result.input_id
+    elif result.command is not None:
+        response.steered.CopyFrom(steered(result))
     else:
         response.queued.input_id = result.input_id
         response.queued.rank = result.rank
@@ -128,6 +130,23 @@ def started(result: Sent) -> calls.InputStarted:
     """An input that was given to an execution."""
     assert result.execution is not None
     return calls.InputStarted(input_id=result.input_id, execution=execution(result.execution))
+
+
+def steered(result: Sent) -> calls.InputSteered:
+    """An input that waits for a cancel."""
+    assert result.command is not None
+    return calls.InputSteered(input_id=result.input_id, command=command(result.command))
+
+
+def sent_now(result: Sent) -> calls.SendInputNowResponse:
+    """What became of an input that was to run before all others."""
+    if result.execution is not None:
+        return calls.SendInputNowResponse(started=started(result))
+    if result.command is not None:
+        return calls.SendInputNowResponse(steered=steered(result))
+    if result.state is InputState.REMOVED:
+        return calls.SendInputNowResponse(removed=calls.InputGone(input_id=result.input_id))
+    return calls.SendInputNowResponse(queued=calls.InputWaiting(input_id=result.input_id, rank=result.rank))
 
 
 def entry(found: Entry) -> pool_pb2.Entry:

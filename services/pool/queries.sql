@@ -232,7 +232,7 @@ UPDATE pool.execution SET epoch = $3, ending_event_id = coalesce($2, ending_even
 WHERE execution_id = $1 AND epoch < $3 AND state <> 'TERMINAL'
 
 -- name: raise_epoch
-UPDATE pool.execution SET epoch = $2, driver = NULL
+UPDATE pool.execution SET epoch = $2, driver = $3
 WHERE execution_id = $1 AND epoch < $2 AND state <> 'TERMINAL'
 RETURNING *
 
@@ -284,21 +284,6 @@ WHERE execution_id = $1 AND kind IN ('CANCEL', 'STEER') AND state = 'PENDING' AN
   AND EXISTS (SELECT 1 FROM pool.execution e WHERE e.execution_id = $1 AND e.driver = $2)
 RETURNING *
 
--- name: return_commands
-WITH expired AS (
-    SELECT command_id, project, session FROM pool.command
-    WHERE state = 'CLAIMED' AND claim_expires_at < now() AND attempts < $1
-    ORDER BY created_at LIMIT $2
-), locked AS (
-    SELECT project, session FROM pool.session
-    WHERE (project, session) IN (SELECT project, session FROM expired)
-    FOR UPDATE SKIP LOCKED
-)
-UPDATE pool.command c SET state = 'PENDING', claimed_by = NULL, claim_expires_at = NULL
-FROM expired JOIN locked USING (project, session)
-WHERE c.command_id = expired.command_id AND c.state = 'CLAIMED' AND c.claim_expires_at < now()
-RETURNING c.project, c.session
-
 -- name: open_commands
 SELECT * FROM pool.command WHERE project = $1 AND session = $2 AND state IN ('PENDING', 'CLAIMED') ORDER BY created_at
 
@@ -310,150 +295,6 @@ WITH unbound AS (
 UPDATE pool.command SET state = $2, outcome = $3, settled_at = now()
 WHERE command_id = $1 AND state IN ('PENDING', 'CLAIMED')
 RETURNING command_id
-
--- name: late_commands
-SELECT DISTINCT c.project, c.session
-FROM pool.command c JOIN pool.execution e ON e.execution_id = c.execution_id
-WHERE c.state IN ('PENDING', 'CLAIMED') AND e.state = 'TERMINAL'
-LIMIT $1
-
--- name: forsaken_commands
--- What nobody delivers: its execution is driven by nobody whom the table of replicas knows, and nothing ends it yet.
-SELECT c.command_id, c.project, c.session, c.attempts >= $1 AS exhausted
-FROM pool.command c JOIN pool.execution e ON e.execution_id = c.execution_id
-WHERE (c.state = 'PENDING' OR (c.state = 'CLAIMED' AND c.claim_expires_at < now()))
-  AND e.state <> 'TERMINAL' AND e.ending_event_id IS NULL
-  AND NOT EXISTS (SELECT 1 FROM pool.replica r WHERE r.holder = e.driver)
-ORDER BY c.created_at LIMIT $2
-
--- name: retire_requests
-WITH old AS (
-    SELECT project, session, request_id FROM pool.request r
-    WHERE created_at < now() - make_interval(secs => $1)
-      AND NOT EXISTS (
-          SELECT 1 FROM pool.input i LEFT JOIN pool.execution e ON e.execution_id = i.execution_id
-          WHERE i.input_id = r.input_id
-            AND (i.state = 'PENDING' OR e.state <> 'TERMINAL' OR e.settled_at >= now() - make_interval(secs => $1)))
-      AND NOT EXISTS (
-          SELECT 1 FROM pool.command c
-          WHERE c.command_id = r.command_id
-            AND (c.settled_at IS NULL OR c.settled_at >= now() - make_interval(secs => $1)))
-    LIMIT $2
-), locked AS (
-    SELECT project, session FROM pool.session
-    WHERE (project, session) IN (SELECT project, session FROM old)
-    FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM pool.request r USING old JOIN locked USING (project, session)
-    WHERE r.project = old.project AND r.session = old.session AND r.request_id = old.request_id
-    RETURNING 1
-)
-SELECT count(*) FROM gone
-
--- name: retire_commands
-WITH old AS (
-    SELECT command_id, project, session FROM pool.command c
-    WHERE settled_at < now() - make_interval(secs => $1)
-      AND NOT EXISTS (SELECT 1 FROM pool.request r WHERE r.command_id = c.command_id)
-    LIMIT $2
-), locked AS (
-    SELECT project, session FROM pool.session
-    WHERE (project, session) IN (SELECT project, session FROM old)
-    FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM pool.command c USING old JOIN locked USING (project, session)
-    WHERE c.command_id = old.command_id
-      AND NOT EXISTS (SELECT 1 FROM pool.request r WHERE r.command_id = c.command_id)
-    RETURNING 1
-)
-SELECT count(*) FROM gone
-
--- name: retire_inputs
-WITH old AS (
-    SELECT input_id, project, session FROM pool.input i
-    WHERE state <> 'PENDING' AND created_at < now() - make_interval(secs => $1)
-      AND NOT EXISTS (SELECT 1 FROM pool.request r WHERE r.input_id = i.input_id)
-      AND NOT EXISTS (
-          SELECT 1 FROM pool.execution e
-          WHERE e.execution_id = i.execution_id
-            AND (e.state <> 'TERMINAL' OR e.settled_at >= now() - make_interval(secs => $1)))
-    LIMIT $2
-), locked AS (
-    SELECT project, session FROM pool.session
-    WHERE (project, session) IN (SELECT project, session FROM old)
-    FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM pool.input i USING old JOIN locked USING (project, session)
-    WHERE i.input_id = old.input_id AND NOT EXISTS (SELECT 1 FROM pool.request r WHERE r.input_id = i.input_id)
-    RETURNING 1
-)
-SELECT count(*) FROM gone
-
--- name: retire_gates
-WITH old AS (
-    SELECT interaction_id, project, session FROM pool.gate g
-    WHERE state IN ('CONSUMED', 'CLOSED') AND created_at < now() - make_interval(secs => $1)
-      AND coalesce(closed_at, answered_at, created_at) < now() - make_interval(secs => $1)
-      AND NOT EXISTS (
-          SELECT 1 FROM pool.execution e
-          WHERE e.execution_id IN (g.execution_id, g.consumed_by)
-            AND (e.state <> 'TERMINAL' OR e.settled_at >= now() - make_interval(secs => $1)))
-      -- What the next execution may have to tell of.
-      AND NOT EXISTS (
-          SELECT 1 FROM pool.session s
-          WHERE s.project = g.project AND s.session = g.session AND s.ended_execution_id = g.consumed_by)
-    LIMIT $2
-), locked AS (
-    SELECT project, session FROM pool.session
-    WHERE (project, session) IN (SELECT project, session FROM old)
-    FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM pool.gate g USING old JOIN locked USING (project, session)
-    WHERE g.interaction_id = old.interaction_id
-    RETURNING 1
-)
-SELECT count(*) FROM gone
-
--- name: retire_executions
--- The newest of a session stays, and whatever anything else still names.
-WITH old AS (
-    SELECT e.execution_id, e.project, e.session
-    FROM pool.execution e JOIN pool.session s ON s.project = e.project AND s.session = e.session
-    WHERE e.state = 'TERMINAL' AND e.settled_at < now() - make_interval(secs => $1)
-      AND e.execution_id IS DISTINCT FROM s.execution_id
-      AND e.execution_id IS DISTINCT FROM s.ended_execution_id
-      AND e.execution_id IS DISTINCT FROM s.harness_execution_id
-      AND NOT EXISTS (SELECT 1 FROM pool.input i WHERE i.execution_id = e.execution_id)
-      AND NOT EXISTS (SELECT 1 FROM pool.command c WHERE c.execution_id = e.execution_id)
-      AND NOT EXISTS (SELECT 1 FROM pool.gate g WHERE g.execution_id = e.execution_id)
-      AND NOT EXISTS (
-          SELECT 1 FROM pool.outbox o
-          WHERE o.project = e.project AND o.session = e.session AND o.execution_id = e.execution_id)
-    LIMIT $2
-), locked AS (
-    SELECT project, session FROM pool.session
-    WHERE (project, session) IN (SELECT project, session FROM old)
-    FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM pool.execution e USING old JOIN locked USING (project, session)
-    WHERE e.execution_id = old.execution_id
-      AND NOT EXISTS (SELECT 1 FROM pool.command c WHERE c.execution_id = e.execution_id)
-    RETURNING 1
-)
-SELECT count(*) FROM gone
-
--- name: retire_project_requests
-WITH old AS (
-    SELECT project, request_id FROM pool.project_request
-    WHERE created_at < now() - make_interval(secs => $1)
-    LIMIT $2
-    FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM pool.project_request p USING old
-    WHERE p.project = old.project AND p.request_id = old.request_id
-    RETURNING 1
-)
-SELECT count(*) FROM gone
 
 -- name: outbox
 SELECT number, event_id, event, execution_id, transition FROM pool.outbox

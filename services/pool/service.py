@@ -85,6 +85,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
             requests.on_busy_of(request.on_busy),
             telemetry.inject(),
             received_at,
+            requests.steers_of(request),
         )
         return messages.sent(await to_its_end(self._inputs.send(new)))
 
@@ -126,6 +127,16 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         input_id = fields.uuid_text("input_id", request.input_id)
         row = await to_its_end(self._inputs.remove(key, request_id, fingerprint(request), input_id))
         return calls.RemoveInputResponse(input=messages.input_(row))
+
+    async def SendInputNow(self, request: calls.SendInputNowRequest, context: Context) -> calls.SendInputNowResponse:
+        """Run an input that waits before all others."""
+        key = key_of(request.session)
+        request_id = fields.request_id(request.request_id)
+        input_id = fields.uuid_text("input_id", request.input_id)
+        meant = fields.uuid_text("execution_id", request.execution_id) if request.execution_id else ""
+        self._refuse_when_closed()
+        sent = await to_its_end(self._inputs.send_now(key, request_id, fingerprint(request), input_id, meant))
+        return messages.sent_now(sent)
 
     async def ResumeQueue(self, request: calls.ResumeQueueRequest, context: Context) -> calls.ResumeQueueResponse:
         """Let a paused queue go on."""
@@ -273,11 +284,6 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         return response
 
     # Not built yet
-
-    async def SendInputNow(self, request: calls.SendInputNowRequest, context: Context) -> calls.SendInputNowResponse:
-        """Refused: nothing overtakes the queue."""
-        key_of(request.session)
-        raise not_built("input_id", "sending an input at once", "call StopExecution, then ResumeQueue")
 
     def _refuse_when_closed(self) -> None:
         error = self._closed()

@@ -226,14 +226,11 @@ class Store:
         )
         return row is not None
 
-    async def claim_cancel(self, execution_id: str, holder: str, lease: float) -> Command | None:
-        """Take the pending cancel of an execution for delivery, for `lease` seconds."""
-        row = await self._pool.fetchrow(self._queries.claim_cancel, execution_id, holder, lease)
+    async def claim_cancel(self, execution_id: str, holder: str, lease: float, *, attempts: int) -> Command | None:
+        """Take the pending cancel of an execution that `holder` drives for delivery, for `lease` seconds. None when
+        there is none, another has it, or it was tried `attempts` times."""
+        row = await self._pool.fetchrow(self._queries.claim_cancel, execution_id, holder, lease, attempts)
         return records.command(row) if row is not None else None
-
-    async def return_commands(self) -> list[Key]:
-        """Put commands whose delivery took too long back to PENDING; whose they are."""
-        return records.keys(await self._pool.fetch(self._queries.return_commands))
 
     async def outbox(self, key: Key, limit: int) -> list[OutboxRow]:
         """The oldest facts of a session that wait."""

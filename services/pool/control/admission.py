@@ -6,7 +6,7 @@ import dataclasses
 from enum import Enum
 
 from services.chassis.errors import AlreadyExists, FailedPrecondition, HearthError, ResourceExhausted
-from services.pool.rows import Execution, Request, Session, View
+from services.pool.rows import Command, Execution, Input, Request, Session, View
 
 
 class OnBusy(Enum):
@@ -14,20 +14,39 @@ class OnBusy(Enum):
 
     QUEUE = "QUEUE"
     REJECT = "REJECT"
+    STEER = "STEER"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Start:
-    """It runs now, under the next epoch. `resumes`: it wakes a paused queue."""
+    """It runs now, under the next epoch. `resumes`: it wakes a paused queue. `unasks`: what a paused execution still
+    asks people is closed first."""
 
     resumes: bool
+    unasks: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Enqueue:
-    """It waits at `rank`, counted from 1."""
+    """It waits at `rank`, counted from 1; with `first` it is put before all others."""
 
     rank: int
+    first: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Steer:
+    """It waits before all others for a cancel of `execution`: for `cancel`, which is open, or for one that is made."""
+
+    execution: Execution
+    cancel: Command | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Steering:
+    """It waits for `cancel` already."""
+
+    cancel: Command
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,14 +81,23 @@ def repeated(session: Session, view: View, method: str, fingerprint: bytes) -> R
 
 
 def send_input(
-    session: Session, view: View, fingerprint: bytes, on_busy: OnBusy, *, queue_cap: int
-) -> Start | Enqueue | Repeat | Refuse:
-    """What becomes of a SendInput."""
+    session: Session,
+    view: View,
+    fingerprint: bytes,
+    on_busy: OnBusy,
+    *,
+    queue_cap: int,
+    cancel: Command | None = None,
+    meant: str = "",
+) -> Start | Enqueue | Steer | Repeat | Refuse:
+    """What becomes of a SendInput. For one that steers: `cancel` is the open one of what runs, `meant` the execution
+    that is to make way for it, empty if that is whichever runs."""
     known = repeated(session, view, "SendInput", fingerprint)
     if known is not None:
         return known
-    if view.active is None and view.open_gates == 0:
-        return Start(resumes=session.queue_paused and view.queued > 0)
+    steers = on_busy is OnBusy.STEER
+    if view.active is None and (view.open_gates == 0 or steers):
+        return Start(resumes=session.queue_paused and view.queued > 0, unasks=view.open_gates > 0)
     if on_busy is OnBusy.REJECT:
         return Refuse(_busy(view.active))
     if view.queued >= queue_cap:
@@ -80,12 +108,49 @@ def send_input(
                 metadata={"queued": str(view.queued)},
             )
         )
-    return Enqueue(view.queued + 1)
+    if not steers or view.active is None:
+        return Enqueue(view.queued + 1)
+    if meant and meant != view.active.execution_id:
+        # Its sender cannot have meant what runs by now: that ends by itself, and then this is next.
+        return Enqueue(1, first=True)
+    if cancel is not None and cancel.steer_input_id is not None:
+        return Enqueue(view.queued + 1)
+    return Steer(view.active, cancel)
+
+
+def send_now(
+    view: View, waiting: Input, cancel: Command | None, *, paused: bool, meant: str = ""
+) -> Start | Steer | Steering | Refuse:
+    """What becomes of an input that waits and is to run before all others; `cancel` and `meant` as in `send_input`."""
+    if view.active is None:
+        return Start(resumes=paused and view.queued > 1, unasks=view.open_gates > 0)
+    if cancel is not None and cancel.steer_input_id == waiting.input_id:
+        return Steering(cancel)
+    if meant and meant != view.active.execution_id:
+        return Refuse(mismatch(view.active))
+    if cancel is not None and cancel.steer_input_id is not None:
+        return Refuse(
+            FailedPrecondition(
+                "another input is about to run before all others; retry when it runs",
+                reason="SESSION_BUSY",
+                metadata={"execution_id": view.active.execution_id, "input_id": cancel.steer_input_id},
+            )
+        )
+    return Steer(view.active, cancel)
 
 
 def resume_queue(view: View) -> bool:
     """Whether the head of the queue starts when the queue is resumed."""
     return view.active is None and view.open_gates == 0 and view.queued > 0
+
+
+def mismatch(current: Execution) -> HearthError:
+    """The refusal to touch an execution that the caller cannot have meant."""
+    return FailedPrecondition(
+        "another execution runs than the one meant; look at it and decide again",
+        reason="EXECUTION_MISMATCH",
+        metadata={"execution_id": current.execution_id, "epoch": str(current.epoch)},
+    )
 
 
 def deleted(session: Session) -> HearthError:

@@ -7,11 +7,14 @@ paused, and an execution that no agent has seen ends by the outbox. What becomes
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
+from services.chassis import crashpoints
 from services.chassis.clock import Clock, Ids
-from services.chassis.errors import FailedPrecondition, HearthError
+from services.chassis.errors import HearthError
 from services.pool.changing import Changing
 from services.pool.control import admission, facts
+from services.pool.control.cancels import Cancels
 from services.pool.control.inputs import existing
 from services.pool.rows import (
     Command,
@@ -21,12 +24,18 @@ from services.pool.rows import (
     Execution,
     ExecutionState,
     Key,
+    Outcome,
     View,
 )
 from services.pool.store import Changed, Store
 
-# How long a delivery may take before another one may be tried, in seconds.
+crashpoint = crashpoints.declare("pool", "stop.committed")
+
+# How long a delivery may take before another one may be tried, in seconds, and how often it is tried.
 CLAIM_LEASE = 60.0
+MAX_ATTEMPTS = 3
+# How long nobody may be there to deliver a command before it is given up, in seconds.
+FORSAKEN_AFTER = 90.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,26 +53,46 @@ class NothingRuns:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StopIt:
-    """The execution is to be stopped. `unstarted`: no agent has seen it, so the pool ends it alone."""
+    """The execution is to be stopped."""
 
     execution: Execution
-    unstarted: bool
 
 
-def stop_decision(view: View, aim: Aim) -> StopIt | NothingRuns | HearthError:
-    """What a Stop does, or why it is refused: it never ends an execution that its sender cannot have meant."""
-    active = view.active
-    if active is None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unask:
+    """Nothing runs, but a paused execution still asks people: it will not go on."""
+
+    execution: Execution
+
+
+def stop_decision(view: View, aim: Aim, parked: Execution | None = None) -> StopIt | Unask | NothingRuns | HearthError:
+    """What a Stop does, or why it is refused: it never ends an execution that its sender cannot have meant. `parked` is
+    the paused execution that still asks people, if one does."""
+    current = view.active or parked
+    if current is None:
         return NothingRuns()
     # By the epoch of its admission: a takeover raises the other one, and it is still what the sender saw.
-    seen = active.admitted_epoch <= aim.seen_epoch
-    if not (aim.execution_id == active.execution_id if aim.execution_id else seen):
-        return FailedPrecondition(
-            "another execution runs than the one meant; look at it and decide again",
-            reason="EXECUTION_MISMATCH",
-            metadata={"execution_id": active.execution_id, "epoch": str(active.epoch)},
-        )
-    return StopIt(active, unstarted=active.state is ExecutionState.PENDING and active.ending_event_id is None)
+    seen = current.admitted_epoch <= aim.seen_epoch
+    if not (aim.execution_id == current.execution_id if aim.execution_id else seen):
+        return admission.mismatch(current)
+    return StopIt(current) if view.active is not None else Unask(current)
+
+
+_BY_OUTCOME: Final = {
+    Outcome.STOPPED: (CommandState.APPLIED, CommandOutcome.STOPPED),
+    Outcome.LOST: (CommandState.OBSOLETE, CommandOutcome.LOST),
+}
+
+
+def late(command: Command, target: Execution | None, *, newer: bool) -> tuple[CommandState, CommandOutcome] | None:
+    """How a command is settled that outlived its target, which the settlement of that should have closed with it; None
+    when it is still to be delivered. `newer`: another execution runs by now, and is left alone."""
+    if target is not None and target.state is not ExecutionState.TERMINAL:
+        return None
+    cancels = command.kind in {CommandKind.CANCEL, CommandKind.STEER}
+    if target is not None and target.outcome in _BY_OUTCOME and (cancels or target.outcome is Outcome.LOST):
+        return _BY_OUTCOME[target.outcome]
+    return CommandState.OBSOLETE, CommandOutcome.SUPERSEDED if newer else CommandOutcome.NOT_RUNNING
 
 
 class Commands:
@@ -73,6 +102,7 @@ class Commands:
         self._store = store
         self._clock = clock
         self._ids = ids
+        self._cancels = Cancels(clock, ids)
         self._changed = changed
 
     async def stop(self, key: Key, request_id: str, fingerprint: bytes, aim: Aim) -> Command:
@@ -88,52 +118,65 @@ class Commands:
                 command = await changing.command(known.request.command_id)
                 assert command is not None, "a request names a command that is stored with it"
                 return command
-            decision = stop_decision(view, aim)
+            parked = await changing.parked() if view.active is None and view.open_gates else None
+            decision = stop_decision(view, aim, parked)
             if isinstance(decision, HearthError):
                 raise decision
-            if isinstance(decision, NothingRuns):
-                command = await self._nothing_to_stop(changing, aim)
-            else:
-                command = await self._stop(changing, decision)
+            match decision:
+                case StopIt(execution):
+                    command = await self._stop(changing, execution)
+                case Unask(execution):
+                    # As after a Stop of what ran: what waits is not started by this.
+                    changing.change(queue_paused=True)
+                    await self._cancels.unask(changing, execution.execution_id, by="stop")
+                    command = await self._nothing_to_stop(changing, execution)
+                case NothingRuns():
+                    named = await changing.execution(aim.execution_id) if aim.execution_id else None
+                    command = await self._nothing_to_stop(changing, named)
             await changing.insert_request(request_id, "StopExecution", fingerprint, command_id=command.command_id)
+        crashpoint("stop.committed")
         self._changed(key)
         return command
 
-    async def _nothing_to_stop(self, changing: Changing, aim: Aim) -> Command:
-        named = await changing.execution(aim.execution_id) if aim.execution_id else None
+    async def _nothing_to_stop(self, changing: Changing, target: Execution | None) -> Command:
         return await changing.insert_command(
             self._ids.new(),
             CommandKind.CANCEL,
-            named.execution_id if named is not None else None,
+            target.execution_id if target is not None else None,
             CommandState.OBSOLETE,
             CommandOutcome.NOT_RUNNING,
         )
 
-    async def _stop(self, changing: Changing, decision: StopIt) -> Command:
-        execution = decision.execution
+    async def _stop(self, changing: Changing, execution: Execution) -> Command:
         # A plain Stop pauses the queue even where it only joins a cancel that is under way.
         changing.change(queue_paused=True)
         command = await changing.open_cancel(execution.execution_id)
-        if command is not None:
+        if command is None:
+            return await self._cancels.ask(changing, execution)
+        if command.kind is CommandKind.CANCEL and command.steer_input_id is None:
             return command
-        command = await changing.insert_command(
-            self._ids.new(), CommandKind.CANCEL, execution.execution_id, CommandState.PENDING, None
-        )
-        if decision.unstarted:
-            fact = facts.stopped(
-                execution.execution_id,
-                execution.epoch,
-                reason="user",
-                command_id=command.command_id,
-                at=self._clock.now(),
-            )
-            await changing.end_by_pool(
-                execution.execution_id, ExecutionState.STOPPING, fact.event_id, epoch=execution.epoch
-            )
-            changing.tell(fact)
-        else:
-            await changing.stop(execution.execution_id)
-        return command
+        # Who stops does not want what was to run instead either; it stays where it is in the queue.
+        return await changing.unbind(command.command_id)
+
+    async def settle_late(self, key: Key) -> None:
+        """Settle the commands of a session that outlived what they are aimed at."""
+        async with self._store.changing(key) as changing:
+            if changing is None:
+                return
+            active = (await changing.view()).active
+            for command in await changing.open_commands():
+                target = await changing.execution(command.execution_id) if command.execution_id is not None else None
+                found = late(command, target, newer=active is not None)
+                if found is not None:
+                    await changing.settle_command(command.command_id, *found)
+
+    async def give_up(self, key: Key, command_id: str) -> bool:
+        """Settle a command as LOST that nobody is there to deliver; False when it was settled before. What waits for it
+        stays in the queue."""
+        async with self._store.changing(key) as changing:
+            if changing is None:
+                return False
+            return await changing.settle_command(command_id, CommandState.OBSOLETE, CommandOutcome.LOST)
 
     async def kill(self, key: Key, request_id: str, fingerprint: bytes) -> int:
         """End whatever runs and empty the queue, under the next epoch, which it returns: every claim below it may be
@@ -168,4 +211,5 @@ class Commands:
                 view.active.execution_id, ExecutionState.STOPPING, fact.event_id, epoch=changing.session.epoch
             )
             changing.tell(fact)
+        await self._cancels.unask(changing, None, by=reason)
         changing.tell(*(facts.input_removed(gone, reason, now) for gone in await changing.remove_inputs()))

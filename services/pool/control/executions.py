@@ -61,32 +61,43 @@ class Queue(Enum):
     """What an ending does with the inputs that wait."""
 
     PROMOTE = "PROMOTE"
+    # The one that waits for the cancel.
+    STEER = "STEER"
     WAIT = "WAIT"
     PAUSE = "PAUSE"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Settlement:
-    """What follows from an ending: for the queue, and for a cancel that was still open."""
+_CANCEL: Final[Mapping[Outcome, CommandOutcome]] = {
+    Outcome.COMPLETED: CommandOutcome.NOT_RUNNING,
+    Outcome.PAUSED: CommandOutcome.NOT_RUNNING,
+    Outcome.STOPPED: CommandOutcome.STOPPED,
+    Outcome.FAILED: CommandOutcome.NOT_RUNNING,
+    Outcome.LOST: CommandOutcome.LOST,
+}
 
-    queue: Queue
-    cancel: CommandOutcome
+
+def cancel_outcome(outcome: Outcome) -> CommandOutcome:
+    """What came of a cancel that was still open when its execution ended."""
+    return _CANCEL[outcome]
 
 
-def settlement(outcome: Outcome, *, queue_paused: bool) -> Settlement:
-    """What an ending sets in motion. A queue that a Stop paused stays so whichever ending won."""
+def queue_after(outcome: Outcome, *, paused: bool, cancelled: bool = False, steered: bool = False) -> Queue:
+    """What an ending does with the queue. One that a Stop paused stays so whichever ending won.
+
+    `cancelled`: a cancel of the execution was open; `steered`: an input waited for that one. A queue that is not paused
+    although a cancel was open was resumed since, or only had to make way for an input.
+    """
+    if steered and outcome is not Outcome.LOST:
+        return Queue.STEER
     match outcome:
         case Outcome.COMPLETED:
-            queue = Queue.WAIT if queue_paused else Queue.PROMOTE
-            return Settlement(queue, CommandOutcome.NOT_RUNNING)
+            return Queue.WAIT if paused else Queue.PROMOTE
         case Outcome.PAUSED:
-            return Settlement(Queue.WAIT, CommandOutcome.NOT_RUNNING)
+            return Queue.PAUSE if cancelled else Queue.WAIT
         case Outcome.STOPPED:
-            return Settlement(Queue.PAUSE, CommandOutcome.STOPPED)
-        case Outcome.FAILED:
-            return Settlement(Queue.PAUSE, CommandOutcome.NOT_RUNNING)
-        case Outcome.LOST:
-            return Settlement(Queue.PAUSE, CommandOutcome.LOST)
+            return Queue.PROMOTE if cancelled and not paused else Queue.PAUSE
+        case Outcome.FAILED | Outcome.LOST:
+            return Queue.PAUSE
 
 
 def finished_by(

@@ -14,17 +14,30 @@ from services.pool.attachments import Attachment, NewAttachment, named, resolved
 from services.pool.changing import Changing
 from services.pool.control import admission, facts
 from services.pool.control.admission import OnBusy
+from services.pool.control.cancels import Cancels
 from services.pool.credentials import bindings, refusal
-from services.pool.rows import Execution, Fact, Input, InputState, Key
+from services.pool.rows import (
+    Command,
+    CommandKind,
+    CommandOutcome,
+    CommandState,
+    Execution,
+    Fact,
+    Input,
+    InputState,
+    Key,
+    View,
+)
 from services.pool.store import Changed, PickedUp, Store
 
-crashpoint = crashpoints.declare("pool", "admit.committed")
+crashpoint = crashpoints.declare("pool", "admit.committed", "steer.committed")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewInput:
     """A checked SendInput. `fingerprint` is that of the request without its id; `spec` and `expected_transcript` are
-    None when they were not given; `received_at` is on the monotonic clock."""
+    None when they were not given; `received_at` is on the monotonic clock; `steers` is the execution that a STEER is
+    to stop, empty if that is whichever runs."""
 
     key: Key
     request_id: str
@@ -35,17 +48,20 @@ class NewInput:
     on_busy: OnBusy
     traceparent: str
     received_at: float
+    steers: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of an input, as it stands now. `execution` is None while it waits, and when it was removed."""
+    """What became of an input, as it stands now. `execution` is None while it waits, and when it was removed;
+    `command` is the open cancel that it waits for, if any."""
 
     input_id: str
     state: InputState
     execution: Execution | None = None
     rank: int = 0
     resumed: Sequence[str] = ()
+    command: Command | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,6 +160,7 @@ class Inputs:
         self._starts = starts
         self._clock = clock
         self._ids = ids
+        self._cancels = Cancels(clock, ids)
         self._queue_cap = queue_cap
         self._changed = changed
         self._settle_ended = settle_ended
@@ -155,6 +172,8 @@ class Inputs:
         if isinstance(sent, _Busy):
             # Readers see an ending in the log before it is settled here; whoever answers it must not be told "busy".
             await self._settle_ended(new.key, sent.execution.execution_id)
+            # What has started since cannot be meant by one that steers.
+            new = dataclasses.replace(new, steers=new.steers or sent.execution.execution_id)
             sent = await self._admit(new, first_look=False)
         assert isinstance(sent, Sent)
         return sent
@@ -163,8 +182,15 @@ class Inputs:
         async with self._store.changing(new.key, make=True) as changing:
             assert changing is not None
             view = await changing.view(new.request_id)
+            cancel = await self._open_cancel(changing, view) if new.on_busy is OnBusy.STEER else None
             decision = admission.send_input(
-                changing.session, view, new.fingerprint, new.on_busy, queue_cap=self._queue_cap
+                changing.session,
+                view,
+                new.fingerprint,
+                new.on_busy,
+                queue_cap=self._queue_cap,
+                cancel=cancel,
+                meant=new.steers,
             )
             if isinstance(decision, admission.Repeat):
                 assert decision.request.input_id is not None
@@ -179,17 +205,17 @@ class Inputs:
             sent = await self._store_input(changing, new, decision)
             # What it carries on has to be read with it.
             picked = None if view.carried else _picked_up(changing, sent, new)
-        crashpoint("admit.committed")
+        crashpoint("admit.committed" if sent.command is None else "steer.committed")
         self._changed(new.key, admitted_at=new.received_at, picked=picked, facts=changing.told)
         return sent
 
     async def _check_credentials(
-        self, changing: Changing, new: NewInput, decision: admission.Start | admission.Enqueue
+        self, changing: Changing, new: NewInput, decision: admission.Start | admission.Enqueue | admission.Steer
     ) -> None:
         """Refuse what could only fail when its turn starts. What waits is checked again then: all may have changed."""
         spec = new.spec
         # Behind others it runs under the spec that they leave, which is not known yet.
-        next_one = isinstance(decision, admission.Start) or decision.rank == 1
+        next_one = not isinstance(decision, admission.Enqueue) or decision.rank == 1
         if spec is None and next_one and changing.session.spec:
             spec = sessions.SessionSpec.FromString(changing.session.spec)
         wanted = bindings(spec) if spec is not None else []
@@ -200,14 +226,17 @@ class Inputs:
                 raise refused
 
     async def _store_input(
-        self, changing: Changing, new: NewInput, decision: admission.Start | admission.Enqueue
+        self, changing: Changing, new: NewInput, decision: admission.Start | admission.Enqueue | admission.Steer
     ) -> Sent:
         input_id = self._ids.new()
+        command = None
         spec = new.spec.SerializeToString(deterministic=True) if new.spec is not None else None
         execution_id, driver, resumed = None, None, list[str]()
         if isinstance(decision, admission.Start):
             if decision.resumes:
                 resumed = [waiting.input_id for waiting in await changing.queue(limit=self._queue_cap)]
+            if decision.unasks:
+                await self._unask(changing)
             execution_id = self._starts.prepare(changing, spec)
             driver = self._driver()
             if driver is not None and changing.session.holder in {None, driver}:
@@ -216,7 +245,11 @@ class Inputs:
                 driver = None
             changing.tell(*self._starts.facts(changing, execution_id, input_id, new.content))
         else:
-            changing.tell(facts.input_queued(input_id, new.content, self._clock.now()))
+            steers = isinstance(decision, admission.Steer)
+            # Before the cancel, whose ending may be told in this very transaction.
+            changing.tell(facts.input_queued(input_id, new.content, self._clock.now(), steer=steers))
+            if isinstance(decision, admission.Steer):
+                command = await self._cancels.steer(changing, decision.execution, decision.cancel, input_id)
         execution = await changing.admit(
             request_id=new.request_id,
             fingerprint=new.fingerprint,
@@ -227,10 +260,86 @@ class Inputs:
             expected_transcript=new.expected_transcript,
             traceparent=new.traceparent,
             driver=driver,
+            first=command is not None or (isinstance(decision, admission.Enqueue) and decision.first),
+            steer_command_id=command.command_id if command is not None else None,
         )
         if isinstance(decision, admission.Enqueue):
             return Sent(input_id, InputState.PENDING, rank=decision.rank)
+        if command is not None:
+            return Sent(input_id, InputState.PENDING, rank=1, command=command)
+        assert execution is not None
+        if new.on_busy is OnBusy.STEER:
+            await self._steered_at_once(changing, execution, input_id)
         return Sent(input_id, InputState.PROMOTED, execution, resumed=resumed)
+
+    async def _open_cancel(self, changing: Changing, view: View) -> Command | None:
+        return await changing.open_cancel(view.active.execution_id) if view.active is not None else None
+
+    async def _unask(self, changing: Changing) -> None:
+        parked = await changing.parked()
+        if parked is not None:
+            await self._cancels.unask(changing, parked.execution_id, by="steer")
+
+    async def _steered_at_once(self, changing: Changing, execution: Execution, input_id: str) -> Command:
+        """The command of an input that found nothing to stop."""
+        return await changing.insert_command(
+            self._ids.new(),
+            CommandKind.STEER,
+            execution.execution_id,
+            CommandState.APPLIED,
+            CommandOutcome.STARTED,
+            steer_input_id=input_id,
+        )
+
+    async def send_now(self, key: Key, request_id: str, fingerprint: bytes, input_id: str, meant: str = "") -> Sent:
+        """Run an input that waits before all others, stopping what runs; `meant` is the execution that is to make way
+        for it, empty if that is whichever runs."""
+        sent = await self._send_now(key, request_id, fingerprint, input_id, meant, first_look=True)
+        if isinstance(sent, _Busy):
+            await self._settle_ended(key, sent.execution.execution_id)
+            # What has started since was not meant.
+            meant = meant or sent.execution.execution_id
+            sent = await self._send_now(key, request_id, fingerprint, input_id, meant, first_look=False)
+        assert isinstance(sent, Sent)
+        return sent
+
+    async def _send_now(
+        self, key: Key, request_id: str, fingerprint: bytes, input_id: str, meant: str, *, first_look: bool
+    ) -> Sent | _Busy:
+        async with self._store.changing(key) as found:
+            changing = existing(found, key)
+            view = await changing.view(request_id)
+            known = admission.repeated(changing.session, view, "SendInputNow", fingerprint)
+            if isinstance(known, admission.Refuse):
+                raise known.error
+            if known is not None:
+                return await _present(changing, input_id)
+            waiting = _waiting(await changing.input(input_id), input_id, reserved=True)
+            if first_look and view.active is not None:
+                return _Busy(view.active)
+            cancel = await self._open_cancel(changing, view)
+            decision = admission.send_now(view, waiting, cancel, paused=changing.session.queue_paused, meant=meant)
+            match decision:
+                case admission.Refuse(error):
+                    raise error
+                case admission.Steering(command):
+                    sent = Sent(input_id, InputState.PENDING, rank=waiting.rank, command=command)
+                case admission.Steer(execution, cancel):
+                    command = await self._cancels.steer(changing, execution, cancel, input_id)
+                    await changing.move_first(input_id, command.command_id)
+                    sent = Sent(input_id, InputState.PENDING, rank=1, command=command)
+                case admission.Start(_, unasks):
+                    if unasks:
+                        await self._unask(changing)
+                    execution = await self._starts.promote(changing, waiting)
+                    command = await self._steered_at_once(changing, execution, input_id)
+                    sent = Sent(input_id, InputState.PROMOTED, execution)
+            await changing.insert_request(
+                request_id, "SendInputNow", fingerprint, input_id=input_id, command_id=command.command_id
+            )
+        crashpoint("steer.committed")
+        self._changed(key)
+        return sent
 
     async def remove(self, key: Key, request_id: str, fingerprint: bytes, input_id: str) -> Input:
         """Take an input out of the queue; the input after it."""
@@ -349,7 +458,8 @@ async def _present(changing: Changing, input_id: str) -> Sent:
     found = await changing.input(input_id)
     assert found is not None, "a request names an input that is stored with it"
     execution = await changing.execution(found.execution_id) if found.execution_id is not None else None
-    return Sent(input_id, found.state, execution, found.rank)
+    command = await changing.command(found.steer_command_id) if found.steer_command_id is not None else None
+    return Sent(input_id, found.state, execution, found.rank, command=command)
 
 
 def _picked_up(changing: Changing, sent: Sent, new: NewInput) -> PickedUp | None:
@@ -367,7 +477,9 @@ def _picked_up(changing: Changing, sent: Sent, new: NewInput) -> PickedUp | None
     )
 
 
-def _waiting(found: Input | None, input_id: str) -> None:
+def _waiting(found: Input | None, input_id: str, *, reserved: bool = False) -> Input:
+    """An input that can be changed: one that waits, and not for a cancel that is under way for it unless `reserved`
+    says that this does not matter."""
     resource = ("input", input_id, "")
     if found is None:
         raise NotFound("no such input in this session", reason="INPUT_NOT_FOUND", resource=resource)
@@ -379,3 +491,11 @@ def _waiting(found: Input | None, input_id: str) -> None:
             metadata={"state": str(found.state)},
             resource=resource,
         )
+    if found.steer_command_id is not None and not reserved:
+        raise FailedPrecondition(
+            "the input is about to run: what runs was asked to make way for it; a Stop takes that back",
+            reason="INPUT_NOT_PENDING",
+            metadata={"state": str(found.state), "command_id": found.steer_command_id},
+            resource=resource,
+        )
+    return found

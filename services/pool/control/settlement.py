@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 
+from services.chassis import crashpoints
 from services.chassis.clock import Clock
-from services.pool.control.executions import Queue, Winner, finished_by, settlement
+from services.pool.changing import Changing
+from services.pool.control.executions import Queue, Winner, cancel_outcome, finished_by, queue_after
 from services.pool.control.inputs import Starts
 from services.pool.control.interactions import close_gates, follow
 from services.pool.log import Log
-from services.pool.rows import Execution, Finished, Key, Outcome, Resolution
+from services.pool.rows import Execution, Finished, Input, Key, Outcome, Resolution
 from services.pool.store import Changed, Store
 
 logger = logging.getLogger(__name__)
+crashpoint = crashpoints.declare("pool", "promote.committed")
 
 # What a Send that finds the session busy waits for history, in seconds; history away counts as busy.
 _ASK_SECONDS = 0.2
@@ -51,13 +54,12 @@ class Settlement:
         async with self._store.changing(key) as changing:
             if changing is None:
                 return None
-            plan = settlement(winner.outcome, queue_paused=changing.session.queue_paused)
             closed = await changing.settle(
                 execution_id,
                 winner.outcome,
                 code if winner.outcome is Outcome.FAILED else "",
                 winner.sequence,
-                plan.cancel,
+                cancel_outcome(winner.outcome),
             )
             if closed is None:
                 before = await changing.execution(execution_id)
@@ -69,16 +71,25 @@ class Settlement:
                 execution_id, finished_by(winner.outcome, prompted=prompted, before=changing.session.finished)
             )
             promoted = None
-            if winner.outcome is Outcome.PAUSED:
+            if winner.outcome is Outcome.PAUSED and not closed.cancelled:
                 promoted = await follow(changing, self._starts, execution_id)
             elif closed.asked:
+                # Also of one that was paused although somebody wanted it to end: it will not go on.
                 now = self._clock.now()
                 await close_gates(changing, execution_id, Resolution.EXECUTION_ENDED, by="", at=now)
-            if plan.queue is Queue.PAUSE:
+            queue = queue_after(
+                winner.outcome,
+                paused=changing.session.queue_paused,
+                cancelled=closed.cancelled,
+                steered=closed.steered is not None,
+            )
+            if queue is Queue.PAUSE:
                 changing.change(queue_paused=True)
-            elif plan.queue is Queue.PROMOTE and closed.waiting:
-                (head,) = await changing.queue()
-                promoted = await self._starts.promote(changing, head)
+            elif queue is Queue.STEER:
+                assert closed.steered is not None
+                promoted = await self._promote(changing, await changing.input(closed.steered))
+            elif queue is Queue.PROMOTE and closed.waiting:
+                promoted = await self._promote(changing, *await changing.queue())
         logger.info(
             "execution settled",
             extra={
@@ -91,8 +102,14 @@ class Settlement:
             },
         )
         if promoted is not None or changing.told:
+            if promoted is not None:
+                crashpoint("promote.committed")
             self._changed(key)
         return Settled(winner.outcome, first=True, promoted=promoted)
+
+    async def _promote(self, changing: Changing, waiting: Input | None) -> Execution:
+        assert waiting is not None, "the session row is locked and the input was just seen waiting"
+        return await self._starts.promote(changing, waiting)
 
     async def settle_ended(self, key: Key, execution_id: str) -> bool:
         """Settle an execution if history says that it has ended; whether it has."""

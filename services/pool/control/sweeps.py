@@ -12,6 +12,7 @@ from typing import Protocol
 
 from services.chassis.errors import HearthError
 from services.pool.control.outbox import Outbox
+from services.pool.replica_rows import ReplicaRows
 from services.pool.rows import Execution, Key
 from services.pool.store import Changed, Store
 
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 EVERY = 1.0
 _BATCH = 500
+# An execution whose holder does not pick it up, nor the replica that admitted it, seen so many times in a row.
+_LEFT_AFTER = 5
 # Facts of sessions that nobody drives are told by whoever committed them; that late, they were not.
 _OVERDUE = 5.0
 # An execution that is ours by its row and that no turn of ours runs, seen so many times in a row.
@@ -40,46 +43,68 @@ class Drives(Protocol):
 
 
 class Sweeps:
-    """Each `look` finds it all. `wake` looks at a session, `take_over` takes what its driver forgot, `purge` finishes
-    a deletion, `expire` closes what nobody answered in time."""
+    """Each `look` finds it all. `wake` looks at a session, `take` starts what waits in one whoever holds it, `take_over`
+    takes what its driver forgot, `purge` finishes a deletion, which one replica does (`first`), `expire` closes what
+    nobody answered in time."""
 
     def __init__(
         self,
         store: Store,
+        rows: ReplicaRows,
         outbox: Outbox,
         driver: Drives,
         holder: str,
         *,
         wake: Changed,
+        take: Callable[[Key], None],
+        first: Callable[[], bool],
         take_over: Callable[[Execution], Awaitable[object]],
         purge: Callable[[Key, int], Awaitable[None]],
         expire: Callable[[], Awaitable[None]],
     ) -> None:
         self._store = store
+        self._rows = rows
         self._outbox = outbox
         self._driver = driver
         self._holder = holder
         self._wake = wake
+        self._take = take
+        self._first = first
         self._take_over = take_over
         self._purge = purge
         self._expire = expire
         self._orphaned: dict[str, int] = {}
+        self._left: dict[str, int] = {}
 
     async def look(self) -> None:
         """One look at everything."""
-        for key in await self._store.waiting_work(_BATCH):
+        await self._pick_up()
+        for key in await self._rows.commands_here(self._holder, _BATCH):
             self._wake(key)
         for key in await self._store.unheard_gates(self._holder, _BATCH):
             self._wake(key)
         await self._expire()
-        await self._store.return_commands()
-        driven = set(self._driver.driving)
-        for key in await self._store.outbox_overdue(_OVERDUE, _BATCH):
-            if key not in driven:
-                self._outbox.wake(key)
+        for key in await self._rows.facts_here(self._holder, _OVERDUE, _BATCH):
+            self._outbox.wake(key)
         await self._repair()
-        for key, epoch in await self._store.to_purge(_PURGES):
-            await self._finish_deletion(key, epoch)
+        if self._first():
+            for key, epoch in await self._store.to_purge(_PURGES):
+                await self._finish_deletion(key, epoch)
+
+    async def _pick_up(self) -> None:
+        """What waits to be driven: at once where it is ours or nobody's, after a while where its holder leaves it."""
+        seen: dict[str, int] = {}
+        for key, execution_id, holder in await self._rows.unpicked(_BATCH):
+            if holder in {None, self._holder}:
+                self._wake(key)
+                continue
+            times = self._left.get(execution_id, 0) + 1
+            if times < _LEFT_AFTER:
+                seen[execution_id] = times
+                continue
+            logger.warning("execution is left waiting", extra={"session": str(key), "holder": holder})
+            self._take(key)
+        self._left = seen
 
     async def _repair(self) -> None:
         """Executions of ours that no turn of ours runs: their turn ended without settling them."""

@@ -10,7 +10,7 @@ from hearth.producer import ExecutionWriter, WriterRefused
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import content_pb2, event_pb2
 from services.chassis import crashpoints
-from services.pool.control.commands import CLAIM_LEASE
+from services.pool.control.commands import CLAIM_LEASE, MAX_ATTEMPTS
 from services.pool.control.inputs import content_of
 from services.pool.harness.assembler import FrameOut, Output, TurnAssembler, TurnEnd
 from services.pool.harness.port import (
@@ -21,6 +21,7 @@ from services.pool.harness.port import (
     PromptRun,
     QuestionAsked,
 )
+from services.pool.rows import CommandKind
 from services.pool.store import PickedUp
 from services.pool.turns.asking import Asking, Pause
 from services.pool.turns.continuing import Decided
@@ -99,6 +100,8 @@ class Conversation:
         harness = ready.live.harness
         self._began = self.prompted_at = self._room.clock.monotonic()
         crashpoint("prompt.sending")
+        if not await self._room.trust.confirm(self._picked.execution):
+            raise Fenced
         try:
             run = await harness.prompt(
                 self._prompt(ready.transcript, note),
@@ -250,10 +253,13 @@ class Conversation:
             self._room.clock,
             execution.key,
             "claim a cancel",
-            lambda: self._room.store.claim_cancel(execution.execution_id, self._room.holder, CLAIM_LEASE),
+            lambda: self._room.store.claim_cancel(
+                execution.execution_id, self._room.holder, CLAIM_LEASE, attempts=MAX_ATTEMPTS
+            ),
         )
         if command is not None:
             self.command_id = command.command_id
+            self._asked = Asked.STEER if command.kind is CommandKind.STEER else Asked.USER
 
     async def _follow(self, run: PromptRun, limits: LimitWatch, asking: Asking) -> PromptResult:
         async for update in run.updates():

@@ -17,6 +17,8 @@ class Asked(Enum):
 
     NOBODY = ""
     USER = "user"
+    # For an input that is to run instead.
+    STEER = "steer"
     SHUTDOWN = "shutdown"
 
 
