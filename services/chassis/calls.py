@@ -27,16 +27,18 @@ from services.chassis.spans import CallSpan
 _Metadata = grpc.aio.Metadata | Sequence[tuple[str, str | bytes]] | None
 
 
-def open_channel(address: str, settings: ChassisSettings) -> grpc.aio.Channel:
+def open_channel(address: str, settings: ChassisSettings, *, retries: bool = True) -> grpc.aio.Channel:
     """A channel to `address` (host:port); it connects at its first call. Close it when done: that cancels its calls.
 
-    A unary call without `timeout` gets `settings.call_timeout`; calls with a stream get none of their own.
+    A unary call without `timeout` gets `settings.call_timeout`; calls with a stream get none of their own. `retries`:
+    gRPC repeats what answers UNAVAILABLE, a few times; without, that is the answer.
     """
+    options = list((dict(OPTIONS) | ({} if retries else {"grpc.enable_retries": 0})).items())
     if settings.tls_ca_file is not None:
         credentials = grpc.ssl_channel_credentials(root_certificates=settings.tls_ca_file.read_bytes())
-        inner = grpc.aio.secure_channel(address, credentials, options=list(OPTIONS))
+        inner = grpc.aio.secure_channel(address, credentials, options=options)
     else:
-        inner = grpc.aio.insecure_channel(address, options=list(OPTIONS))
+        inner = grpc.aio.insecure_channel(address, options=options)
     return _Channel(inner, token=settings.token, timeout=settings.call_timeout)
 
 

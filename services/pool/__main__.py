@@ -29,7 +29,8 @@ from services.pool.credentials_store import Credentials
 from services.pool.harness.acp import AcpClient
 from services.pool.log import Log
 from services.pool.operators import PoolService
-from services.pool.replicas import BEAT_EVERY, KEEP_EVERY, ReplicaService, SingleReplica
+from services.pool.replica_rows import ReplicaRows
+from services.pool.replicas import ReplicaService
 from services.pool.requests import Known
 from services.pool.sealing import Sealer
 from services.pool.service import SessionService
@@ -62,9 +63,6 @@ async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
         return app.tasks.start(name, work, critical=False)
 
     async with AsyncExitStack() as stack:
-        single = SingleReplica(settings.postgres_dsn, app.clock)
-        stack.push_async_callback(single.release)
-        await single.take(settings.postgres_start_timeout)
         pool = await stack.enter_async_context(await create_pool(settings, "pool", server_settings=PLANNER))
         history = await stack.enter_async_context(open_channel(settings.history_address, settings))
         relay = await stack.enter_async_context(open_channel(settings.relay_address, settings))
@@ -77,6 +75,7 @@ async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
         parts = assemble(
             settings,
             store=Store(pool),
+            rows=ReplicaRows(pool),
             credentials=Credentials(pool, Sealer(keys) if keys else None, app.clock),
             producer=producer,
             log=Log(history),
@@ -86,31 +85,28 @@ async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
             ids=app.ids,
             holder=holder,
             address=app.address,
+            connect=lambda address: open_channel(address, settings, retries=False),
             spawn=spawn,
         )
         await producer.start()
         stack.push_async_callback(producer.close, 0.0)
+        stack.push_async_callback(parts.runners.close)
         stack.push_async_callback(app.tasks.stop)
         stack.push_async_callback(parts.replicas.leave)
         app.health.add("postgres", pool.ping)
         _serve(app, parts)
         _end_in_order(app, parts, producer)
-        await parts.replicas.start()
+        await parts.replicas.register()
+        await parts.observer.replaced(parts.replicas.place, parts.replicas.address)
         spawn("seal anew", parts.credentials.seal_anew())
         app.tasks.repeat("sweeps", parts.sweeps.look, every=sweeps.EVERY, clock=app.clock)
         kept = Upkeep(UpkeepRows(pool), parts.commands, app.clock, retention=settings.settled_retention)
         app.tasks.repeat("upkeep", kept.look, every=upkeep.EVERY, clock=app.clock)
         app.tasks.repeat("retention", kept.retire, every=upkeep.RETIRE_EVERY, clock=app.clock)
         app.tasks.repeat("claims", parts.sandboxes.renew, every=sandboxes.RENEW_EVERY, clock=app.clock)
-        app.tasks.repeat("beats", parts.replicas.beat, every=BEAT_EVERY, clock=app.clock)
-        app.tasks.repeat("alone", lambda: _stay_alone(app, single), every=KEEP_EVERY, clock=app.clock)
+        app.tasks.start("beats", parts.replicas.keep_beating())
+        app.tasks.repeat("observer", parts.observer.look, every=settings.replica_look_every, clock=app.clock)
         yield
-
-
-async def _stay_alone(app: App[PoolSettings], single: SingleReplica) -> None:
-    if not await single.keep():
-        logger.critical("another pool process took over while the database was away, ending")
-        app.shut_down()
 
 
 def _serve(app: App[PoolSettings], parts: Parts) -> None:
@@ -143,7 +139,7 @@ def _serve(app: App[PoolSettings], parts: Parts) -> None:
         app.server,
     )
     replica_service_pb2_grpc.add_ReplicaServiceServicer_to_server(
-        ReplicaService(parts.replicas.holder, wake=parts.driver.wake), app.server
+        ReplicaService(parts.replicas.holder, nudged=parts.driver.nudged), app.server
     )
 
 

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+import grpc.aio
+
 from hearth.producer import Producer
 from hearth.sandbox.v1 import sandbox_pb2
 from services.chassis.clock import Clock, Ids
@@ -21,11 +23,14 @@ from services.pool.credentials_store import Credentials
 from services.pool.harness.port import HarnessClient
 from services.pool.log import Log
 from services.pool.removal import Removal
-from services.pool.replicas import Replicas
+from services.pool.replica_rows import ReplicaRows
+from services.pool.replicas import Observer, Replicas
 from services.pool.rows import Execution, Key, OutboxRow
+from services.pool.runners import Runners
 from services.pool.settings import PoolSettings
 from services.pool.stats import Stats
 from services.pool.store import PickedUp, Store
+from services.pool.trust import Trust
 from services.pool.turns.driver import Driver
 from services.pool.turns.parking import Parking, close_agent
 from services.pool.turns.recovery import Recovery
@@ -47,9 +52,28 @@ class Parts:
     entries: Entries
     driver: Driver
     replicas: Replicas
+    observer: Observer
+    runners: Runners
     sandboxes: Sandboxes
     sweeps: Sweeps
     stats: Stats
+
+
+class _Driven:
+    """What this replica drives: its turns, and the Stops that it finishes for a dead one."""
+
+    def __init__(self, driver: Driver, recovery: Recovery) -> None:
+        self._driver = driver
+        self._recovery = recovery
+
+    @property
+    def driving(self) -> Sequence[Key]:
+        """The sessions."""
+        return [*self._driver.driving, *self._recovery.finishing.values()]
+
+    def drives(self, key: Key, execution_id: str) -> bool:
+        """Whether this very execution is."""
+        return execution_id in self._recovery.finishing or self._driver.drives(key, execution_id)
 
 
 class _Bell:
@@ -73,6 +97,7 @@ def assemble(
     settings: PoolSettings,
     *,
     store: Store,
+    rows: ReplicaRows,
     credentials: Credentials,
     producer: Producer,
     log: Log,
@@ -82,9 +107,10 @@ def assemble(
     ids: Ids,
     holder: str,
     address: str,
+    connect: Callable[[str], grpc.aio.Channel],
     spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[Any]],
 ) -> Parts:
-    """Make the parts; nothing runs yet."""
+    """Make the parts; nothing runs yet. `connect` opens the way to another replica at its address."""
     bell, stats = _Bell(), Stats()
     starts = Starts(clock, ids, settings.default_agent)
     settlement = Settlement(store, starts, log, clock, changed=bell)
@@ -105,7 +131,8 @@ def assemble(
         gone=lambda key: spawn(f"forget {key}", forget(key)),
         spawn=spawn,
     )
-    recovery = Recovery(Takeovers(store, clock, changed=bell), sandboxes, clock, spawn=spawn)
+    recovery = Recovery(Takeovers(store, clock, changed=bell, holder=holder), sandboxes, clock, spawn=spawn)
+    trust = Trust(store, clock, holder, limit=settings.trusted_for)
     room = TurnRoom(
         store=store,
         outbox=outbox,
@@ -122,10 +149,14 @@ def assemble(
         settings=settings,
         stats=stats,
         recovery=recovery,
+        trust=trust,
         interactions=interactions,
         parking=Parking(entries, sandboxes, settings, stats, clock),
     )
-    driver = bell.driver = Driver(room, spawn=spawn)
+    driver = bell.driver = Driver(room, rows=rows, spawn=spawn)
+    runners = driver.runners = Runners(holder, here=driver.nudged, address=rows.address, connect=connect)
+    driven = _Driven(driver, recovery)
+    observer = Observer(rows, store, recovery, clock, holder=holder, limits=settings.beats)
     commands = Commands(store, clock, ids, changed=bell)
     removal = Removal(
         store=store,
@@ -139,13 +170,17 @@ def assemble(
         changed=bell,
     )
     replicas = Replicas(
-        store,
-        recovery,
+        rows,
+        trust,
+        clock,
         holder,
-        address,
-        wake=bell,
-        driving=lambda: driver.driving,
+        settings.reached_at(address),
+        every=settings.replica_beat_every,
+        every_failing=settings.replica_beat_failing,
+        trusted_for=settings.trusted_for,
+        driving=lambda: driven.driving,
         entries=lambda: len(entries),
+        reread=driver.reread,
     )
 
     async def take_over(execution: Execution) -> None:
@@ -159,7 +194,7 @@ def assemble(
         queue_cap=settings.queue_cap,
         changed=bell,
         settle_ended=settlement.settle_ended,
-        driver=lambda: None if driver.closed else holder,
+        driver=lambda: holder if driver.may_start else None,
     )
     return Parts(
         store=store,
@@ -171,13 +206,18 @@ def assemble(
         entries=entries,
         driver=driver,
         replicas=replicas,
+        observer=observer,
+        runners=runners,
         sandboxes=sandboxes,
         sweeps=Sweeps(
             store,
+            rows,
             outbox,
-            driver,
+            driven,
             holder,
             wake=bell,
+            take=driver.take,
+            first=lambda: observer.first,
             take_over=take_over,
             purge=removal.purge,
             expire=interactions.expire,

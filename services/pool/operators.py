@@ -98,10 +98,9 @@ class PoolService(pool_service_pb2_grpc.PoolServiceServicer):
             raise NotFound(
                 f"this is replica {self._replicas.holder}", reason="NOT_FOUND", resource=("replica", holder, "")
             )
-        self._replicas.draining = True
         self._driver.close()
+        await to_its_end(self._replicas.drain())
         await to_its_end(self._entries.close_idle(sandbox_pb2.RELEASE_REASON_SHUTDOWN_IDLE))
-        await self._replicas.beat()
         return calls.DrainReplicaResponse(driving=len(self._driver.driving))
 
     async def GetPoolStats(self, request: calls.GetPoolStatsRequest, context: Context) -> calls.GetPoolStatsResponse:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from services.chassis.settings import PostgresSettings
+from services.chassis.settings import Address, PostgresSettings
 from services.pool.control.gates import Policy
+from services.pool.observing import BeatLimits
 from services.pool.sealing import parse_keys
 from services.pool.turns.limits import TurnLimits
 
 # Always there, so that a fresh installation can hold a conversation.
 BUILT_IN_AGENT = "scripted"
+_EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - what an address is compared with
 
 
 class PoolSettings(PostgresSettings):
@@ -67,6 +70,18 @@ class PoolSettings(PostgresSettings):
     open_timeout: float = Field(default=60.0, gt=0, description="until an agent has opened its session")
     cancel_timeout: float = Field(default=5.0, gt=0, description="until an agent has answered a Stop")
     history_patience: float = Field(default=600.0, gt=0, description="how long a turn waits to start without history")
+    replica_address: str = Field(
+        default="", description="host:port at which the other pool processes reach this one; empty: the one it binds"
+    )
+    replica_beat_every: float = Field(default=5.0, gt=0, description="how often a replica says that it lives")
+    replica_beat_failing: float = Field(default=1.0, gt=0, description="the same while that does not succeed")
+    replica_look_every: float = Field(default=2.0, gt=0, description="how often a replica looks at the others")
+    replica_dead_after: float = Field(
+        default=45.0, gt=0, description="a replica that was seen silent for so long is dead; its turns are lost"
+    )
+    replica_gap: float = Field(
+        default=10.0, gt=0, description="the longest pause between two looks at the others; after it they begin anew"
+    )
     spill_dir: str = Field(
         default="", description="directory on a disk for output that waits for history; empty takes TMPDIR or /var/tmp"
     )
@@ -110,6 +125,41 @@ class PoolSettings(PostgresSettings):
         if self.default_provider not in self.providers:
             raise ValueError(f"HEARTH_DEFAULT_PROVIDER={self.default_provider} is not among HEARTH_PROVIDERS")
         return self
+
+    @field_validator("replica_address")
+    @classmethod
+    def _reachable(cls, value: str) -> str:
+        if value:
+            Address.parse(value)
+        return value
+
+    @model_validator(mode="after")
+    def _beats_seen(self) -> PoolSettings:
+        if 2 * self.replica_look_every > self.replica_gap:
+            raise ValueError("HEARTH_REPLICA_GAP must be at least twice HEARTH_REPLICA_LOOK_EVERY")
+        # Else a replica that missed one beat, or an outage that nobody noticed, would count as a death.
+        if self.replica_gap + 2 * max(self.replica_beat_every, self.replica_beat_failing) > self.replica_dead_after:
+            raise ValueError(
+                "HEARTH_REPLICA_DEAD_AFTER must be at least HEARTH_REPLICA_GAP and two of HEARTH_REPLICA_BEAT_EVERY"
+            )
+        return self
+
+    @property
+    def beats(self) -> BeatLimits:
+        """How the other replicas are watched."""
+        return BeatLimits(self.replica_dead_after, self.replica_dead_after / 3, self.replica_gap)
+
+    @property
+    def trusted_for(self) -> float:
+        """How long after a beat a replica believes that it still has what it holds: well before others give it up."""
+        return self.replica_dead_after / 2
+
+    def reached_at(self, bound: str) -> str:
+        """Where other replicas reach this one, which has bound `bound`."""
+        if self.replica_address:
+            return self.replica_address
+        address = Address.parse(bound)
+        return str(Address(socket.gethostname(), address.port)) if address.host in _EVERYWHERE else bound
 
     @property
     def secret_keys(self) -> list[bytes]:

@@ -43,7 +43,7 @@ class Drives(Protocol):
 
 
 class Sweeps:
-    """Each `look` finds it all. `wake` looks at a session, `take` starts what waits in one whoever holds it, `take_over`
+    """Each `look` finds it all. `wake` looks at a session, `take` starts what waits in it whoever holds it, `take_over`
     takes what its driver forgot, `purge` finishes a deletion, which one replica does (`first`), `expire` closes what
     nobody answered in time."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 
+from services.chassis import crashpoints
 from services.chassis.clock import Clock
 from services.pool.changing import Changing
 from services.pool.control import facts
@@ -13,6 +14,7 @@ from services.pool.rows import Execution, ExecutionState
 from services.pool.store import Changed, Store
 
 logger = logging.getLogger(__name__)
+crashpoint = crashpoints.declare("pool", "takeover.committed")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,12 +27,13 @@ class Taken:
 
 
 class Takeovers:
-    """The shell; `changed` hears of each commit."""
+    """The shell; `changed` hears of each commit. `holder` is this replica: it has what it takes over from then on."""
 
-    def __init__(self, store: Store, clock: Clock, *, changed: Changed) -> None:
+    def __init__(self, store: Store, clock: Clock, *, changed: Changed, holder: str | None = None) -> None:
         self._store = store
         self._clock = clock
         self._changed = changed
+        self._holder = holder
 
     async def take(self, seen: Execution, *, why: str, defect: bool = False, above: int = 0) -> Taken | None:
         """Take an execution from who drives it by the row `seen`; None when it ended, or the row has changed since.
@@ -50,9 +53,15 @@ class Takeovers:
             if decision is Takeover.NOTHING:
                 return None
             if decision is not Takeover.AWAIT_ENDING:
-                changing.change(epoch=max(changing.session.epoch, above) + 1)
+                goes_on = decision in {Takeover.DRIVE_AGAIN, Takeover.STOP}
+                changing.session = dataclasses.replace(
+                    changing.session,
+                    epoch=max(changing.session.epoch, above) + 1,
+                    holder=self._holder if goes_on else None,
+                )
                 await self._apply(changing, execution, decision, why, defect=defect)
             taken = Taken(execution, changing.session.epoch, decision)
+        crashpoint("takeover.committed")
         logger.warning(
             "execution taken over",
             extra={
@@ -83,6 +92,10 @@ class Takeovers:
             case Takeover.PAUSE:
                 gates = await changing.open_gates(execution_id)
                 fact = facts.paused(execution_id, epoch, interaction_ids=gates, at=now, incomplete=why)
+            case Takeover.STOP:
+                # Whoever proves its agent dead drives it until then, so that his own death is noticed.
+                await changing.raise_epoch(execution_id, driver=self._holder)
+                return
             case _:
                 await changing.raise_epoch(execution_id)
                 return

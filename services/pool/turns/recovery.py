@@ -14,7 +14,7 @@ from services.chassis.clock import Clock
 from services.chassis.errors import HearthError
 from services.pool.control.executions import Takeover
 from services.pool.control.takeovers import Taken, Takeovers
-from services.pool.rows import Claim, Execution
+from services.pool.rows import Claim, Execution, Key
 from services.pool.turns.persistence import until_it_lands
 from services.pool.turns.sandboxes import Sandboxes
 
@@ -39,6 +39,8 @@ class Recovery:
         self._sandboxes = sandboxes
         self._clock = clock
         self._spawn = spawn
+        # Stops that are being finished here, by execution.
+        self.finishing: dict[str, Key] = {}
 
     async def take_over(self, execution: Execution, *, why: str, defect: bool = False, above: int = 0) -> Taken | None:
         """Take an execution from who drives it by this row, read before; None when the row has changed since.
@@ -55,6 +57,7 @@ class Recovery:
             return None
         claim = Claim(taken.epoch, 0)
         if taken.decision is Takeover.STOP:
+            self.finishing[execution.execution_id] = execution.key
             self._spawn(f"stop {execution.key}", self._finish_stop(taken, claim, why))
         elif taken.decision in {Takeover.LOSE, Takeover.PAUSE, Takeover.FAIL_START}:
             self._sandboxes.release_later(execution.key, claim, _LOST, gone=True)
@@ -62,11 +65,14 @@ class Recovery:
 
     async def _finish_stop(self, taken: Taken, claim: Claim, why: str) -> None:
         key = taken.execution.key
-        while True:
-            try:
-                await self._sandboxes.release(key, claim, _LOST, gone=True)
-                break
-            except HearthError as error:
-                logger.warning("agent is not proven dead yet", extra={"session": str(key), "reason": error.reason})
-            await self._clock.sleep(_WAIT)
-        await until_it_lands(self._clock, key, "stop", lambda: self._takeovers.stopped(taken, why))
+        try:
+            while True:
+                try:
+                    await self._sandboxes.release(key, claim, _LOST, gone=True)
+                    break
+                except HearthError as error:
+                    logger.warning("agent is not proven dead yet", extra={"session": str(key), "reason": error.reason})
+                await self._clock.sleep(_WAIT)
+            await until_it_lands(self._clock, key, "stop", lambda: self._takeovers.stopped(taken, why))
+        finally:
+            self.finishing.pop(taken.execution.execution_id, None)

@@ -15,6 +15,7 @@ from services.pool.log import Log
 from services.pool.settings import PoolSettings
 from services.pool.stats import Stats
 from services.pool.store import Store
+from services.pool.trust import Trust
 from services.pool.turns.parking import Parking
 from services.pool.turns.recovery import Recovery
 from services.pool.turns.sandboxes import Sandboxes
@@ -40,6 +41,7 @@ class TurnRoom:
     settings: PoolSettings
     stats: Stats
     recovery: Recovery
+    trust: Trust
     interactions: Interactions
     parking: Parking
 

@@ -124,6 +124,11 @@ class Turn:
         """The execution that it runs."""
         return self._picked.execution.execution_id
 
+    @property
+    def epoch(self) -> int:
+        """At which it runs."""
+        return self._picked.execution.epoch
+
     def look(self) -> None:
         """The rows of the session changed."""
         self._look.set()
@@ -490,12 +495,12 @@ class Turn:
         if self._preparation.entry is not None:
             await self._discard(self._preparation.entry, self._reason())
         if self._signals.shut_down and not self._signals.taken:
-            await until_it_lands(
-                self._room.clock,
-                self._key,
-                "give back",
-                lambda: self._room.store.give_back(self._picked.execution, self._room.holder),
-            )
+            await until_it_lands(self._room.clock, self._key, "give back", self._give_back)
+
+    async def _give_back(self) -> None:
+        await self._room.store.give_back(self._picked.execution, self._room.holder)
+        # Its agent is gone: whoever picks it up now need not ask here.
+        await self._room.store.clear_holder(self._key, self._room.holder)
 
     async def _drop(self, fenced: Fenced) -> None:
         """Somebody else has the session. Where the rows still name this turn, another service is ahead of them: then
