@@ -12,7 +12,6 @@ import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
-from enum import Enum
 
 from hearth.history.v1 import history_pb2
 from hearth.session.v1 import session_pb2 as sessions
@@ -28,6 +27,7 @@ from services.pool.harness.port import Answer, HarnessError, HarnessSession, Per
 from services.pool.rows import Decision, Execution, Gate, GateKind, GateState
 from services.pool.turns.continuing import Call, Decided
 from services.pool.turns.limits import LimitWatch
+from services.pool.turns.pausing import Pause, Standing, Why, pause_at
 from services.pool.turns.persistence import until_it_lands
 from services.pool.turns.room import TurnRoom
 from services.pool.turns.signals import Signals, end, first_of
@@ -36,27 +36,8 @@ from services.pool.warm.entries import Entry, EntryState
 logger = logging.getLogger(__name__)
 crashpoint = crashpoints.declare("pool", "answer.telling", "answer.told", "pause.draining")
 
-# An agent that says nothing for so long has asked all that it asks at once; one that talks on is waited for a while.
-QUIET = 0.1
-QUIET_AT_MOST = 2.0
 # Of the arguments that a person is to decide about: the question must fit into an event.
 _INPUT_BYTES = 768 * 1024
-
-
-class Why(Enum):
-    """Why a turn that waits for people is paused."""
-
-    WINDOW = "it waited long enough"
-    ROOM = "too many wait"
-    LEAVING = "the process ends"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pause:
-    """A turn is paused: its entry is DRAINING, and these interactions are open."""
-
-    why: Why
-    interaction_ids: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -265,20 +246,20 @@ class Asking:
         if not self.waiting or self._new or ending:
             return None, 0.0
         now = self._room.clock.monotonic()
-        if self._signals.leaving:
-            self._leaving_at = self._leaving_at if self._leaving_at is not None else now
-            why, since = Why.LEAVING, max(self._leaving_at, self._asked_at)
-        elif not self._has_place:
-            why, since = Why.ROOM, self._asked_at
-        else:
-            why, since = Why.WINDOW, self._asked_at + self._room.settings.approval_window
-        if now < since or self._signals.shut_down:
-            return why, max(0.0, since - now) if not self._signals.shut_down else 0.0
+        if self._signals.leaving and self._leaving_at is None:
+            self._leaving_at = now
         asking = {request.gate.tool_call_id for request in self._open.values()}
-        if set(self._assembler.open_tools) - asking:
-            # What was allowed may still give its result, which would be unknown for ever.
-            return why, since + self._tool_call_limit - now
-        return why, min(max(since, self._heard_at + QUIET), since + QUIET_AT_MOST) - now
+        standing = Standing(
+            self._asked_at,
+            self._heard_at,
+            self._leaving_at,
+            self._signals.shut_down,
+            self._has_place,
+            working=bool(set(self._assembler.open_tools) - asking),
+        )
+        window = self._room.settings.approval_window
+        why, at = pause_at(standing, window=window, tool_call_limit=self._tool_call_limit)
+        return why, at - now
 
     async def _wait(self, seconds: float | None) -> None:
         waits = [asyncio.ensure_future(self._changed.wait())]

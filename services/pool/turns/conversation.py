@@ -23,9 +23,10 @@ from services.pool.harness.port import (
 )
 from services.pool.rows import CommandKind
 from services.pool.store import PickedUp
-from services.pool.turns.asking import Asking, Pause
+from services.pool.turns.asking import Asking
 from services.pool.turns.continuing import Decided
 from services.pool.turns.limits import LimitWatch
+from services.pool.turns.pausing import Pause
 from services.pool.turns.persistence import until_it_lands
 from services.pool.turns.preparing import Ready, trace_context
 from services.pool.turns.room import Fenced, TurnRoom

@@ -28,10 +28,10 @@ from services.pool.log import winner_by, winner_of
 from services.pool.rows import ExecutionState, Gate, GateState, Outcome
 from services.pool.store import PickedUp
 from services.pool.turns import continuing, leftovers
-from services.pool.turns.asking import Why
 from services.pool.turns.continuing import Decided
 from services.pool.turns.conversation import Conversation
 from services.pool.turns.liveness import Liveness
+from services.pool.turns.pausing import Why
 from services.pool.turns.persistence import until_it_lands
 from services.pool.turns.preparing import Preparation, Ready
 from services.pool.turns.room import Fenced, Preempted, TurnFailed, TurnRoom

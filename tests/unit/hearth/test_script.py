@@ -19,6 +19,7 @@ from hearth.agents.scripted.script import (
     Step,
     Stream,
     Think,
+    Told,
     ToolUse,
     WriteFile,
     facts_in,
@@ -74,6 +75,45 @@ def test_neighbouring_questions_are_asked_together() -> None:
         AskTogether((a, b)),
         c,
         AskTogether((a,)),
+    ]
+
+
+def test_everything_parallel_is_begun_together() -> None:
+    text = 'parallel run ls\nparallel hearth-ask {"prompt": "?"}\nparallel hearth-client-tool {"name": "map"}'
+    assert parse(text) == [
+        AskTogether(
+            (
+                Run("ls"),
+                Extension("_hearth/ask", {"prompt": "?"}),
+                Extension("_hearth/client_tool", {"name": "map"}),
+            )
+        )
+    ]
+
+
+def test_what_was_approved_meanwhile_is_asked_for_again() -> None:
+    approved = "The user approved {} with {}; run it once."
+    text = "\n".join(
+        [
+            approved.format("rm", '{"path":"a; run it once."}'),
+            approved.format("cp", '{"asks":2}'),
+            approved.format("mv", '{"instead":{"to":"b"}}'),
+            "The user denied ls; do not retry it.",
+            'The user answered "Which?": "blue"',
+        ]
+    )
+    twice = ToolUse("cp", {"asks": 2}, ask=True)
+    assert parse(text) == [
+        AskTogether(
+            (
+                ToolUse("rm", {"path": "a; run it once."}, ask=True),
+                twice,
+                twice,
+                ToolUse("mv", {"to": "b"}, ask=True),
+            )
+        ),
+        Told("The user denied ls; do not retry it."),
+        Told('The user answered "Which?": "blue"'),
     ]
 
 

@@ -400,3 +400,54 @@ def test_pieces_are_whole_characters_and_together_the_text(text: str, size: int)
     assert all(0 < len(piece.encode()) <= size for piece in pieces)
     assert text.startswith(cut(text, size))
     assert len(cut(text, size).encode()) <= size
+
+
+def test_a_tool_of_the_client_is_a_call_with_its_result() -> None:
+    turn = Turn()
+    asked = QuestionAsked("k", "call-1", client_tool=True, prompt="map", input_json='{"a":1}', schema_json="")
+    turn.take(asked)
+    assert turn.assembler.open_tools == ["call-1"]
+    outputs = turn.assembler.answered("call-1", '{"at":[1,2]}')
+    (event,) = [output.event for output in outputs if isinstance(output, EventOut)]
+    assert (event.tool_completed.name, event.tool_completed.input_json) == ("map", '{"a":1}')
+    assert (event.tool_completed.output, event.tool_completed.status) == ('{"at":[1,2]}', SUCCEEDED)
+    assert turn.assembler.open_tools == []
+    assert turn.assembler.answered("call-1", "again") == []
+
+
+def test_a_tool_of_the_client_that_nobody_runs_is_cancelled() -> None:
+    turn = Turn()
+    turn.take(QuestionAsked("k", "call-1", client_tool=True, prompt="map", input_json="{}", schema_json=""))
+    (event,) = [output.event for output in turn.assembler.answered("call-1", None) if isinstance(output, EventOut)]
+    assert event.tool_completed.status == CANCELLED
+
+
+def test_a_tool_of_the_client_that_the_agent_tells_of_is_the_agents() -> None:
+    turn = Turn()
+    turn.take(ToolUpdate("call-1", started=True, title="map"))
+    turn.take(QuestionAsked("k", "call-1", client_tool=True, prompt="map", input_json="{}", schema_json=""))
+    assert turn.assembler.answered("call-1", "1") == []
+    assert turn.assembler.open_tools == ["call-1"]
+
+
+def test_a_paused_turn_leaves_open_what_waits_for_people_and_nothing_else() -> None:
+    turn = Turn()
+    for number in (1, 2, 3):
+        turn.take(ToolUpdate(f"call-{number}", started=True, title="t"))
+    turn.take(PermissionAsked("k1", "call-1", "t", "", "{}", ()), PermissionAsked("k2", "call-2", "t", "", "{}", ()))
+    turn.take(QuestionAsked("k3", "call-4", client_tool=True, prompt="map", input_json="{}", schema_json=""))
+    turn.assembler.decided("call-2", allowed=True)
+    events = turn.assembler.finish(TurnEnd.PAUSED)
+    assert [(e.entity_id, e.tool_completed.status) for e in events] == [("call-2", UNKNOWN), ("call-3", UNKNOWN)]
+
+
+def test_a_request_that_is_silent_about_its_call_is_about_what_was_said_of_it() -> None:
+    turn = Turn()
+    turn.take(ToolUpdate("call-1", started=True, title="write", kind="edit", input_json='{"path":"a"}'))
+    silent = PermissionAsked("k", "call-1", "", "", "{}", ())
+    about = turn.assembler.about(silent)
+    assert (about.title, about.kind, about.input_json) == ("write", "edit", '{"path":"a"}')
+    full = PermissionAsked("k", "call-1", "Write a", "other", '{"path":"b"}', ())
+    assert turn.assembler.about(full) == full
+    unknown = PermissionAsked("k", "call-7", "", "", "{}", ())
+    assert turn.assembler.about(unknown) == unknown

@@ -197,6 +197,52 @@ async def test_w_p05_w_p08_who_waits_for_people_is_never_evicted(room: Room) -> 
     assert not room.entries.keep(asking, 60.0)
 
 
+async def test_so_many_wait_on_each_provider_and_nobody_makes_room(room: Room) -> None:
+    first, second = await room.seat("a"), await room.seat("b")
+    for name in "ab":
+        room.entries.checkout(Key("p", name))
+    assert room.entries.may_wait(first, 1)
+    assert not room.entries.may_wait(first, 0)
+    assert room.entries.ask(first)
+    # It waits already, and it is the other one that asks now.
+    assert room.entries.may_wait(first, 1)
+    assert not room.entries.may_wait(second, 1)
+    assert room.entries.may_wait(second, 2)
+    assert second.live is not None
+    second.live.provider = "daytona"
+    assert room.entries.may_wait(second, 1)
+    assert first.state is EntryState.AWAITING
+
+
+async def test_what_drains_is_used_by_nobody_and_closed_once(room: Room) -> None:
+    asking = await room.seat("a")
+    assert not room.entries.drain(asking)
+    room.entries.checkout(Key("p", "a"))
+    assert room.entries.ask(asking)
+    assert room.entries.drain(asking)
+    assert asking.state is EntryState.DRAINING
+    assert not room.entries.drain(asking)
+    assert not room.entries.go_on(asking)
+    assert not room.entries.keep(asking, 60.0)
+    assert room.entries.checkout(Key("p", "a")) is None
+    # It is not closed by that: the ending of its turn comes first.
+    assert not room.closed
+    assert room.entries.get(Key("p", "a")) is asking
+    await asyncio.gather(room.entries.close(asking, IDLE_EXPIRED), room.entries.close(asking, KILLED))
+    assert room.closed == [("a", IDLE_EXPIRED)]
+
+
+async def test_who_is_being_closed_is_not_drained(room: Room) -> None:
+    asking = await room.seat("a")
+    room.entries.checkout(Key("p", "a"))
+    room.may_close.clear()
+    closing = asyncio.create_task(room.entries.close(asking, KILLED))
+    await settle()
+    assert not room.entries.drain(asking)
+    room.may_close.set()
+    await closing
+
+
 async def test_w_p09_a_turn_that_waits_goes_on_once(room: Room) -> None:
     asking = await room.seat("a")
     assert not room.entries.ask(asking)

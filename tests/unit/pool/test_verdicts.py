@@ -38,6 +38,15 @@ def test_verdict(answer: Answer, kind: Kind, reason: str, answered: bool) -> Non
     assert event.type == f"execution.{kind.value}"
 
 
+def test_a_turn_that_waits_for_people_is_paused_with_what_is_open() -> None:
+    found = verdict(Answer(Asked.SHUTDOWN, produced=True, paused=("a", "b")))
+    assert (found.kind, found.output, found.answered) == (Kind.PAUSED, TurnEnd.PAUSED, False)
+    event = ending(found, Summary([], "warm", "box"))
+    assert event.type == "execution.paused"
+    assert list(event.execution_paused.interaction_ids) == ["a", "b"]
+    assert event.execution_paused.summary.sandbox_id == "box"
+
+
 def test_a_lost_stream_truncates_and_is_incomplete() -> None:
     found = verdict(Answer(Asked.NOBODY, code="HARNESS_STREAM_LOST", produced=True))
     assert found.output is TurnEnd.TRUNCATED
