@@ -40,8 +40,12 @@ class Cancels:
             command_id=command.command_id,
             at=self._clock.now(),
         )
-        await changing.end_by_pool(execution.execution_id, ExecutionState.STOPPING, fact.event_id, epoch=execution.epoch)
+        await changing.end_by_pool(
+            execution.execution_id, ExecutionState.STOPPING, fact.event_id, epoch=execution.epoch
+        )
         changing.tell(fact)
+        # Nor does what was decided before go on with the next one: who stopped this may not want that any more.
+        await self.unask(changing, None, by="stop" if steer_input_id is None else "steer")
         return command
 
     async def unask(self, changing: Changing, execution_id: str | None, *, by: str) -> None:
