@@ -69,7 +69,7 @@ class PoolService(pool_service_pb2_grpc.PoolServiceServicer):
             raise NotFound(
                 "this replica keeps no agent of the session", reason="NOT_FOUND", resource=("entry", str(key), "")
             )
-        if entry.state in {EntryState.BUSY, EntryState.AWAITING}:
+        if entry.state is not EntryState.IDLE and entry.closing is None:
             raise FailedPrecondition(
                 "its agent is at work; evict it when its turn has ended, or stop that",
                 reason="SESSION_BUSY",
