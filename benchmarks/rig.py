@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -55,6 +56,11 @@ class Service:
         """Of the process that was started last."""
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process that was started last is there."""
+        return self._process is not None and self._process.poll() is None
 
     async def start(self) -> None:
         """Start it and return when it serves. Raises `RigError`."""
@@ -172,10 +178,24 @@ class Rig:
         stores = {"HEARTH_VALKEY_URL": self._stores["valkey"].url, "HEARTH_HISTORY_ADDRESS": history.address}
         return await self._start(Service("relay", "services.relay", self.directory, {**stores, **environment}))
 
-    async def service(self, name: str, **environment: str) -> Service:
-        """Start any service on the first database; `environment` names the others and its settings."""
+    async def service(self, name: str, module: str = "", **environment: str) -> Service:
+        """Start any service on the first database; `environment` names the others and its settings. One of several of
+        a kind has a name of its own, and the `module` of all."""
         stores = {"HEARTH_POSTGRES_DSN": self.dsn, "HEARTH_VALKEY_URL": self._stores["valkey"].url}
-        return await self._start(Service(name, f"services.{name}", self.directory, {**stores, **environment}))
+        module = f"services.{module or name}"
+        return await self._start(Service(name, module, self.directory, {**stores, **environment}))
+
+    @asynccontextmanager
+    async def without_postgres(self) -> AsyncIterator[None]:
+        """No Postgres for the block: it ends as in a crash, and comes back on its port."""
+        running = self._stores["postgres"]
+        os.kill(running.pid, signal.SIGQUIT)
+        await asyncio.to_thread(self._postgres.stop)
+        try:
+            yield
+        finally:
+            again = EmbeddedPostgres(self.directory / "postgres", port=running.port)
+            self._stores["postgres"] = await asyncio.to_thread(again.start_detached)
 
     def pids(self, *services: Service) -> dict[str, int]:
         """Pids by name of the stores and of `services`, to be measured."""

@@ -30,6 +30,8 @@ class Options:
     # Of random traffic: how long, and what it is drawn from.
     minutes: float = 3.0
     seed: int = 1
+    # Of a workload with several parts: these only; none: all of them.
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -41,11 +41,21 @@ class House:
     services: Mapping[str, Service]
     client: Client
     trace_file: Path
+    token: str = ""
 
     @property
     def pool(self) -> Service:
-        """The pool process."""
+        """The pool process, the first of several."""
         return self.services["pool"]
+
+    @property
+    def pools(self) -> list[Service]:
+        """All pool processes."""
+        return [service for name, service in self.services.items() if name.startswith("pool")]
+
+    def client_of(self, pool: Service) -> Client:
+        """A client that reaches this one pool process only."""
+        return Client(addresses_of(self.services, [pool]), token=self.token)
 
 
 @dataclass(slots=True)
@@ -80,9 +90,15 @@ class Turn:
         return self.to_prompt + self.to_settled
 
 
+def addresses_of(services: Mapping[str, Service], pools: Iterable[Service]) -> Addresses:
+    """Where the services are, with these processes of the pool. Pure."""
+    where = {name: services[name].address for name in ("history", "relay", "sandbox")}
+    return Addresses(pool=",".join(pool.address for pool in pools), **where)
+
+
 @asynccontextmanager
-async def house(rig: Rig, **environment: str) -> AsyncIterator[House]:
-    """All four services on one rig. `environment` is for all of them."""
+async def house(rig: Rig, pools: int = 1, **environment: str) -> AsyncIterator[House]:
+    """All four services on one rig, with so many processes of the pool. `environment` is for all of them."""
     tokens = {name: secrets.token_urlsafe(24) for name in ("services", "client")}
     scopes = {"services": ["read", "run", "admin", "internal"], "client": ["read", "run", "admin"]}
     auth = rig.directory / "tokens.json"
@@ -102,13 +118,19 @@ async def house(rig: Rig, **environment: str) -> AsyncIterator[House]:
         **environment,
     }
     services: dict[str, Service] = {}
-    for name in ("history", "relay", "sandbox", "pool"):
-        traces = trace_file if name == "pool" else rig.directory / f"{name}.traces.jsonl"
-        known = {f"HEARTH_{other.upper()}_ADDRESS": service.address for other, service in services.items()}
-        services[name] = await rig.service(name, **{**shared, **known, "HEARTH_TRACE_FILE": str(traces)})
-    addresses = Addresses(**{name: service.address for name, service in services.items()})
-    async with Client(addresses, token=tokens["client"]) as client:
-        yield House(services, client, trace_file)
+    replicas = ["pool", *(f"pool{number}" for number in range(2, pools + 1))]
+    for name in ("history", "relay", "sandbox", *replicas):
+        traces = {"HEARTH_TRACE_FILE": str(rig.directory / f"{name}.traces.jsonl")}
+        known = {
+            f"HEARTH_{other.upper()}_ADDRESS": service.address
+            for other, service in services.items()
+            if other not in replicas
+        }
+        module = "pool" if name in replicas else name
+        services[name] = await rig.service(name, module, **{**shared, **known, **traces})
+    where = addresses_of(services, [services[name] for name in replicas])
+    async with Client(where, token=tokens["client"]) as client:
+        yield House(services, client, trace_file, tokens["client"])
 
 
 class Talk:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from benchmarks import append, fanout, replay, sessions, traffic, warm
+from benchmarks import append, control, fanout, replay, sessions, traffic, warm
 from benchmarks.report import Report
 from benchmarks.runs import Options, Say
 
@@ -14,5 +14,6 @@ WORKLOADS: dict[str, Callable[[Options, Say], Awaitable[Report]]] = {
     fanout.WORKLOAD: fanout.run,
     sessions.WORKLOAD: sessions.run,
     warm.WORKLOAD: warm.run,
+    control.WORKLOAD: control.run,
     traffic.WORKLOAD: traffic.run,
 }

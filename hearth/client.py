@@ -114,8 +114,12 @@ class Client:
         request_id: str = "",
         spec: control_pb2.SessionSpec | None = None,
         on_busy: control_pb2.OnBusy.ValueType = control_pb2.ON_BUSY_UNSPECIFIED,
+        steer_execution_id: str = "",
     ) -> session_service_pb2.SendInputResponse:
-        """Give the agent a message; `on_busy` says what to do when it works already, unset is to wait in the queue."""
+        """Give the agent a message; `on_busy` says what to do when it works already, unset is to wait in the queue.
+
+        With STEER only the execution named is stopped for it, whichever runs where none is named.
+        """
         return await self.sessions.SendInput(
             session_service_pb2.SendInputRequest(
                 session=key,
@@ -123,6 +127,7 @@ class Client:
                 content=content_of(content),
                 spec=spec,
                 on_busy=on_busy,
+                steer_execution_id=steer_execution_id,
             ),
             timeout=CALL_SECONDS,
         )
@@ -244,11 +249,13 @@ class Client:
         return answer.input
 
     async def send_now(
-        self, key: session_pb2.SessionKey, input_id: str, *, request_id: str = ""
+        self, key: session_pb2.SessionKey, input_id: str, *, execution_id: str = "", request_id: str = ""
     ) -> session_service_pb2.SendInputNowResponse:
-        """Run an input that waits before all others, stopping what runs."""
+        """Run an input that waits before all others, stopping what runs; the execution named, where one is."""
         return await self.sessions.SendInputNow(
-            session_service_pb2.SendInputNowRequest(session=key, request_id=request_id or new_id(), input_id=input_id),
+            session_service_pb2.SendInputNowRequest(
+                session=key, request_id=request_id or new_id(), input_id=input_id, execution_id=execution_id
+            ),
             timeout=CALL_SECONDS,
         )
 

@@ -22,6 +22,7 @@ class Workload(enum.StrEnum):
     FANOUT = "fanout"
     SESSIONS = "sessions"
     WARM = "warm"
+    CONTROL = "control"
     TRAFFIC = "traffic"
 
 
@@ -44,7 +45,8 @@ def bench(
         str, typer.Option(envvar="HEARTH_PEERS_PYTHON", help="Python that has what those drivers need")
     ] = "",
     minutes: Annotated[float, typer.Option(min=0.1, help="traffic: how long, at least")] = 3.0,
-    seed: Annotated[int, typer.Option(help="traffic: what it is drawn from")] = 1,
+    seed: Annotated[int, typer.Option(help="traffic and control: what chance is drawn from")] = 1,
+    part: Annotated[list[str], typer.Option(help="control: only stops, kills, inputs or away; may be repeated")] = [],  # noqa: B006 - typer reads it
 ) -> None:
     """Start Postgres, Valkey and services of its own, load them, check every result, and say how fast it was.
 
@@ -53,6 +55,7 @@ def bench(
     """
     try:
         from benchmarks.clients import ClientError
+        from benchmarks.control import PARTS
         from benchmarks.rig import RigError
         from benchmarks.runs import Options
         from benchmarks.workloads import WORKLOADS
@@ -64,6 +67,9 @@ def bench(
             " `.venv/bin/hearth bench` from that directory",
             Exit.USAGE,
         )
+    unknown = [name for name in part if workload is not Workload.CONTROL or name not in PARTS]
+    if unknown:
+        raise typer.BadParameter(f"{workload} has no part {', '.join(unknown)}", param_hint="--part")
     chosen = Options(
         runs=1 if quick else runs,
         quick=quick,
@@ -73,6 +79,7 @@ def bench(
         peers_python=peers_python,
         minutes=minutes,
         seed=seed,
+        parts=tuple(part),
     )
     try:
         report = asyncio.run(_to_its_end(WORKLOADS[workload], chosen))

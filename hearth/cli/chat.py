@@ -203,7 +203,11 @@ class _Chat:
         async with self._calling:
             content = [*text_content(text), *await attached(self._client, self._key, self._files)]
             on_busy = control_pb2.ON_BUSY_STEER if steer else control_pb2.ON_BUSY_QUEUE
-            answer = await self._client.send(self._key, content, spec=self._spec, on_busy=on_busy)
+            # What is stopped for it is what the person sees run.
+            aim = self._standing.running if steer else ""
+            answer = await self._client.send(
+                self._key, content, spec=self._spec, on_busy=on_busy, steer_execution_id=aim
+            )
             self._spec, self._files = None, ()
             self._told(answer)
             match answer.WhichOneof("result"):
@@ -241,7 +245,9 @@ class _Chat:
                     self._told(await self._client.update_input(self._key, chosen.input_id, text))
                     self._printer.note(f"[dim]place {place} now says: {escape(text)}[/dim]")
                 case "now":
-                    answer = await self._client.send_now(self._key, chosen.input_id)
+                    answer = await self._client.send_now(
+                        self._key, chosen.input_id, execution_id=self._standing.running
+                    )
                     self._told(answer)
                     self._standing.begun(answer.started.execution.execution_id)
 
