@@ -13,10 +13,11 @@ from hearth.producer import Producer
 from hearth.sandbox.v1 import sandbox_pb2
 from services.chassis.clock import Clock, Ids
 from services.pool.control.commands import Commands
-from services.pool.control.inputs import Inputs, Starts
+from services.pool.control.inputs import Inputs
 from services.pool.control.interactions import Interactions
 from services.pool.control.outbox import Outbox
 from services.pool.control.settlement import Settlement
+from services.pool.control.starts import Starts
 from services.pool.control.sweeps import Sweeps
 from services.pool.control.takeovers import Takeovers
 from services.pool.credentials_store import Credentials

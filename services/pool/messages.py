@@ -11,8 +11,9 @@ from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import event_pb2
 from services.pool.control import facts
-from services.pool.control.inputs import Sent, content_of
+from services.pool.control.inputs import Sent
 from services.pool.control.interactions import Answered
+from services.pool.control.starts import content_of
 from services.pool.credentials import Credential
 from services.pool.rows import Command, CommandKind, Execution, Gate, Input, InputState, Replica
 from services.pool.store import Shown

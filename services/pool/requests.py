@@ -21,7 +21,7 @@ from hearth.types.v1 import content_pb2, event_pb2
 from hearth.types.v1 import session_pb2 as types
 from services.chassis import fields
 from services.chassis.auth import current_caller, require_project
-from services.chassis.errors import InvalidArgument, Unimplemented, invalid
+from services.chassis.errors import InvalidArgument, invalid
 from services.chassis.fields import Violations
 from services.pool import credentials
 from services.pool.control.admission import OnBusy
@@ -368,12 +368,3 @@ def page_token(value: str, *kinds: type) -> list[Any] | None:
 def next_page_token(*values: object) -> str:
     """A token for the page that begins after `values`."""
     return base64.urlsafe_b64encode(json.dumps(values, separators=(",", ":")).encode()).decode()
-
-
-def not_built(field: str, what: str, instead: str) -> Unimplemented:
-    """The refusal of what the contract has and this version does not."""
-    return Unimplemented(
-        f"{field}: {what} is not built in this version; {instead}",
-        reason="NOT_IMPLEMENTED",
-        field_violations=((field, f"{what} is not built in this version; {instead}"),),
-    )

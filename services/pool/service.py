@@ -22,7 +22,7 @@ from services.pool.control.inputs import Inputs, NewInput, session_not_found
 from services.pool.control.interactions import Interactions, NewAnswers
 from services.pool.credentials_store import Credentials
 from services.pool.removal import Removal
-from services.pool.requests import Known, fingerprint, key_of, not_built, project_of
+from services.pool.requests import Known, fingerprint, key_of, project_of
 from services.pool.rows import Key
 from services.pool.store import Shown, Store
 from services.pool.warm.fingerprints import expectation
@@ -282,8 +282,6 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         if len(found) > size:
             response.next_page_token = requests.next_page_token(found[size - 1].name)
         return response
-
-    # Not built yet
 
     def _refuse_when_closed(self) -> None:
         error = self._closed()

@@ -37,12 +37,10 @@ class UpkeepRows:
     async def forsaken_commands(self, *, attempts: int, limit: int) -> list[Forsaken]:
         """Open commands of executions that no replica drives and nothing ends yet."""
         rows = await self._pool.fetch(self._queries.forsaken_commands, attempts, limit)
-        return [
-            Forsaken(str(row["command_id"]), Key(row["project"], row["session"]), row["exhausted"]) for row in rows
-        ]
+        return [Forsaken(str(row["command_id"]), Key(row["project"], row["session"]), row["exhausted"]) for row in rows]
 
     async def retire(self, what: str, age: float, limit: int) -> int:
-        """Delete rows that were settled more than `age` seconds ago, at most `limit`; how many. `what` names the rows as
-        the queries do."""
+        """Delete rows that were settled more than `age` seconds ago, at most `limit`; how many. `what` names the rows
+        as the queries do."""
         deleted: int = await self._pool.fetchval(getattr(self._queries, f"retire_{what}"), age, limit)
         return deleted

@@ -22,9 +22,10 @@ from services.chassis.postgres import create_pool
 from services.pool.control import facts
 from services.pool.control.admission import OnBusy
 from services.pool.control.executions import Winner
-from services.pool.control.inputs import Inputs, NewInput, Starts
+from services.pool.control.inputs import Inputs, NewInput
 from services.pool.control.outbox import Outbox
 from services.pool.control.settlement import Settlement
+from services.pool.control.starts import Starts
 from services.pool.control.takeovers import Takeovers
 from services.pool.log import Log
 from services.pool.rows import ExecutionState, Fact, Key, OutboxRow, Outcome

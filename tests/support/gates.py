@@ -8,17 +8,20 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import grpc.aio
+import pytest
 
 from hearth.types.v1 import content_pb2, event_pb2
 from services.chassis.clock import SystemClock, SystemIds
+from services.chassis.errors import HearthError
 from services.chassis.migrations import migrate
 from services.chassis.postgres import Pool, create_pool
 from services.pool.control.admission import OnBusy
 from services.pool.control.commands import Aim, Commands
 from services.pool.control.executions import Winner
-from services.pool.control.inputs import Inputs, NewInput, Sent, Starts
+from services.pool.control.inputs import Inputs, NewInput, Sent
 from services.pool.control.interactions import Answered, Interactions, NewAnswers, NewGate
 from services.pool.control.settlement import Settled, Settlement
+from services.pool.control.starts import Starts
 from services.pool.control.takeovers import Takeovers
 from services.pool.gate_rows import AnswerRow
 from services.pool.log import Log
@@ -167,6 +170,26 @@ def approval(call: str, input_json: str = '{"path": "a"}') -> NewGate:
 def new_key() -> Key:
     """A session."""
     return Key("p", uuid.uuid4().hex)
+
+
+def states(gates: Sequence[Gate] | None) -> list[str]:
+    """The states of gates that were found."""
+    assert gates is not None
+    return [gate.state.value for gate in gates]
+
+
+async def refusal(rows: Rows, key: Key, gate: Gate) -> HearthError:
+    """How an answer to a gate is refused."""
+    with pytest.raises(HearthError) as caught:
+        await rows.answer(key, (gate, ALLOW))
+    return caught.value
+
+
+async def begin(rows: Rows, key: Key, holder: str = HOLDER) -> tuple[Execution, list[Gate] | None]:
+    """Pick up what waits, and let it begin."""
+    picked = await rows.pick_up(key, holder)
+    passed_on = await rows.interactions.begin(picked.execution, holder, "scripted", "s", picked.continued)
+    return picked.execution, passed_on
 
 
 @asynccontextmanager

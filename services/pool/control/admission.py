@@ -108,14 +108,18 @@ def send_input(
                 metadata={"queued": str(view.queued)},
             )
         )
-    if not steers or view.active is None:
-        return Enqueue(view.queued + 1)
-    if meant and meant != view.active.execution_id:
+    if steers and view.active is not None:
+        return _steer(view.active, view.queued, cancel, meant)
+    return Enqueue(view.queued + 1)
+
+
+def _steer(active: Execution, queued: int, cancel: Command | None, meant: str) -> Enqueue | Steer:
+    if meant and meant != active.execution_id:
         # Its sender cannot have meant what runs by now: that ends by itself, and then this is next.
         return Enqueue(1, first=True)
     if cancel is not None and cancel.steer_input_id is not None:
-        return Enqueue(view.queued + 1)
-    return Steer(view.active, cancel)
+        return Enqueue(queued + 1)
+    return Steer(active, cancel)
 
 
 def send_now(

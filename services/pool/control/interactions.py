@@ -19,7 +19,8 @@ from services.chassis.errors import Aborted, HearthError, InvalidArgument, NotFo
 from services.pool.changing import Changing
 from services.pool.control import admission, facts, gates
 from services.pool.control.answers import check_answers
-from services.pool.control.inputs import Starts, existing
+from services.pool.control.inputs import existing
+from services.pool.control.starts import Starts
 from services.pool.gate_rows import AnswerRow, GateRow
 from services.pool.rows import (
     Execution,

@@ -42,8 +42,8 @@ class Watched:
 
 
 class Upkeep:
-    """Each `look` goes through the open commands, each `retire` through what is settled for `retention` seconds; 0 keeps
-    all of it."""
+    """Each `look` goes through the open commands, each `retire` through what is settled for `retention` seconds; 0
+    keeps all of it."""
 
     def __init__(self, rows: UpkeepRows, commands: Commands, clock: Clock, *, retention: float) -> None:
         self._rows = rows

@@ -11,7 +11,7 @@ from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import content_pb2, event_pb2
 from services.chassis import crashpoints
 from services.pool.control.commands import CLAIM_LEASE, MAX_ATTEMPTS
-from services.pool.control.inputs import content_of
+from services.pool.control.starts import content_of
 from services.pool.harness.assembler import FrameOut, Output, TurnAssembler, TurnEnd
 from services.pool.harness.port import (
     HarnessError,

@@ -19,7 +19,7 @@ from hearth.types.v1 import content_pb2, event_pb2
 from services.chassis import crashpoints, telemetry
 from services.chassis.errors import FailedPrecondition, HearthError
 from services.pool import attachments, credentials
-from services.pool.control.inputs import content_of
+from services.pool.control.starts import content_of
 from services.pool.credentials import NOTHING, Given
 from services.pool.harness.port import HarnessError, HarnessSession, OpenRequest
 from services.pool.harness.updates import attachment_path

@@ -10,9 +10,10 @@ from services.pool.control.executions import (
     Queue,
     Takeover,
     Winner,
+    cancel_outcome,
     finished_by,
     leading_to,
-    settlement,
+    queue_after,
     takeover,
 )
 from services.pool.rows import CommandOutcome, ExecutionState, Finished, Outcome
@@ -49,8 +50,32 @@ def test_only_forward_and_between_running_and_waiting() -> None:
     ],
 )
 def test_settlement(outcome: Outcome, paused: bool, queue: Queue, cancel: CommandOutcome) -> None:
-    found = settlement(outcome, queue_paused=paused)
-    assert (found.queue, found.cancel) == (queue, cancel)
+    assert (queue_after(outcome, paused=paused), cancel_outcome(outcome)) == (queue, cancel)
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_n116_what_waits_for_the_cancel_runs_next_unless_the_run_was_lost(outcome: Outcome) -> None:
+    for paused in (False, True):
+        expected = Queue.PAUSE if outcome is Outcome.LOST else Queue.STEER
+        assert queue_after(outcome, paused=paused, cancelled=True, steered=True) is expected
+
+
+@pytest.mark.parametrize(
+    ("outcome", "paused", "queue"),
+    [
+        (Outcome.STOPPED, True, Queue.PAUSE),
+        # It was resumed since the Stop.
+        (Outcome.STOPPED, False, Queue.PROMOTE),
+        (Outcome.COMPLETED, True, Queue.WAIT),
+        # What it asked is closed, so nothing will go on with it.
+        (Outcome.PAUSED, True, Queue.PAUSE),
+        (Outcome.PAUSED, False, Queue.PAUSE),
+        (Outcome.FAILED, False, Queue.PAUSE),
+        (Outcome.LOST, False, Queue.PAUSE),
+    ],
+)
+def test_n114_a_stop_promotes_nothing(outcome: Outcome, paused: bool, queue: Queue) -> None:
+    assert queue_after(outcome, paused=paused, cancelled=True) is queue
 
 
 def test_every_ending_has_an_outcome() -> None:
