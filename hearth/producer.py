@@ -161,6 +161,16 @@ class Producer:
             self.send(key, item)
         return item.future
 
+    def end_frames(self, session: session_pb2.SessionKey, execution_id: str, epoch: int) -> None:
+        """Tell the relay that no more frames of an execution come, which ended at `epoch` without a writer there.
+
+        A writer below that epoch gets none of its frames in any more.
+        """
+        execution = session_pb2.ExecutionRef(execution_id=execution_id, epoch=epoch)
+        frames = FrameBuffer(session, execution, limit=1, fenced=_not_ours)
+        frames.ended = True
+        self.publish(frames)
+
     @property
     def stats(self) -> ProducerStats:
         """Counters, and whether the relay is away."""
@@ -245,6 +255,10 @@ async def _at_most(seconds: float, awaitable: Awaitable[_T]) -> None:
             await awaitable
     except TimeoutError:
         return
+
+
+def _not_ours(_: session_pb2.ExecutionRef) -> None:
+    """Another writer has the session by now: then it is closed to older ones all the same."""
 
 
 def _closed() -> CallError:

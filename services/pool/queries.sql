@@ -322,23 +322,8 @@ WHERE project = $1 AND session = $2 AND number = $3 AND refused IS NULL
 UPDATE pool.outbox SET event_id = $4, event = $5
 WHERE project = $1 AND session = $2 AND number = $3 AND refused IS NULL
 
--- name: outbox_overdue
-SELECT DISTINCT project, session FROM pool.outbox
-WHERE refused IS NULL AND created_at < now() - make_interval(secs => $1)
-LIMIT $2
-
 -- name: outbox_depth
 SELECT count(*) FROM pool.outbox WHERE refused IS NULL
-
--- name: waiting_work
-SELECT project, session FROM pool.execution
-WHERE state = 'PENDING' AND driver IS NULL AND ending_event_id IS NULL
-UNION
-SELECT project, session FROM pool.command WHERE state = 'PENDING'
-LIMIT $1
-
--- name: unfinished
-SELECT * FROM pool.execution WHERE state <> 'TERMINAL' ORDER BY created_at
 
 -- name: driven_by
 SELECT * FROM pool.execution WHERE state <> 'TERMINAL' AND driver = $1 AND ending_event_id IS NULL
@@ -348,9 +333,6 @@ UPDATE pool.session SET holder = NULL
 WHERE project = $1 AND session = $2 AND holder = $3
   AND NOT EXISTS (SELECT 1 FROM pool.execution e
                   WHERE e.project = $1 AND e.session = $2 AND e.state <> 'TERMINAL' AND e.driver = $3)
-
--- name: forget_holders
-UPDATE pool.session SET holder = NULL WHERE holder <> $1
 
 -- name: to_purge
 SELECT project, session, epoch FROM pool.session WHERE deleted_at < now() - interval '10 seconds' AND purged_at IS NULL
@@ -377,18 +359,6 @@ WITH locked AS (
     DELETE FROM pool.attachment WHERE project = $1 AND session = $2 AND EXISTS (SELECT 1 FROM locked)
 )
 DELETE FROM pool.execution WHERE project = $1 AND session = $2 AND EXISTS (SELECT 1 FROM locked)
-
--- name: register_replica
-INSERT INTO pool.replica (holder, address) VALUES ($1, $2)
-
--- name: beat
-UPDATE pool.replica SET beats = beats + 1, beat_at = now(), draining = $2, driving = $3, entries = $4 WHERE holder = $1
-
--- name: remove_replica
-DELETE FROM pool.replica WHERE holder = $1
-
--- name: forget_replicas
-DELETE FROM pool.replica WHERE holder <> $1
 
 -- name: replicas
 SELECT * FROM pool.replica WHERE holder > coalesce($1, '00000000-0000-0000-0000-000000000000'::uuid)

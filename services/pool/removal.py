@@ -96,6 +96,7 @@ class Removal:
     async def _without_agent(self, key: Key, epoch: int) -> None:
         # First: a turn that only saw its agent go would call that a failure.
         self._driver.fence(key, epoch)
+        self._driver.evict_elsewhere(key, epoch)
         entry = self._entries.get(key)
         if entry is not None and entry.claim < Claim(epoch, 0):
             self._entries.drop(entry)

@@ -74,6 +74,10 @@ class ReplicaRows:
             bool(row["ending"]),
         )
 
+    async def holder(self, key: Key) -> str | None:
+        """The replica that has a session, also one that was deleted."""
+        return records.text(await self._pool.fetchval(self._queries.holder, *key))
+
     async def held(self, holder: str) -> set[Key]:
         """The sessions that a replica has by their rows."""
         return set(records.keys(await self._pool.fetch(self._queries.held, holder)))

@@ -36,6 +36,9 @@ FROM pool.session s
 LEFT JOIN pool.execution e ON e.project = s.project AND e.session = s.session AND e.state <> 'TERMINAL'
 WHERE s.project = $1 AND s.session = $2 AND s.deleted_at IS NULL
 
+-- name: holder
+SELECT holder FROM pool.session WHERE project = $1 AND session = $2
+
 -- name: held
 SELECT project, session FROM pool.session WHERE holder = $1
 

@@ -7,7 +7,7 @@ facts that were added back in one statement just before the commit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Protocol
@@ -250,22 +250,10 @@ class Store:
         """Replace the bytes of a fact of which history has stored nothing."""
         await self._pool.execute(self._queries.rewrite_fact, *key, number, event_id, event)
 
-    async def outbox_overdue(self, age: float, limit: int) -> list[Key]:
-        """Sessions with facts that wait for more than `age` seconds."""
-        return records.keys(await self._pool.fetch(self._queries.outbox_overdue, age, limit))
-
     async def outbox_depth(self) -> int:
         """How many facts wait."""
         depth: int = await self._pool.fetchval(self._queries.outbox_depth)
         return depth
-
-    async def waiting_work(self, limit: int) -> list[Key]:
-        """Sessions with an execution that nobody picked up, or a command that nobody has."""
-        return records.keys(await self._pool.fetch(self._queries.waiting_work, limit))
-
-    async def unfinished(self) -> list[Execution]:
-        """Every execution that has not ended, oldest first."""
-        return [records.execution(row) for row in await self._pool.fetch(self._queries.unfinished)]
 
     async def driven_by(self, holder: str) -> list[Execution]:
         """The executions that a holder drives by the rows."""
@@ -275,10 +263,6 @@ class Store:
         """Say that a holder keeps nothing of a session, unless it drives it."""
         await self._pool.execute(self._queries.clear_holder, *key, holder)
 
-    async def forget_holders(self, holder: str) -> None:
-        """Say that nobody but `holder` keeps anything."""
-        await self._pool.execute(self._queries.forget_holders, holder)
-
     async def to_purge(self, limit: int) -> list[tuple[Key, int]]:
         """Sessions whose deletion was accepted and is not done, with their epochs."""
         rows = await self._pool.fetch(self._queries.to_purge, limit)
@@ -287,22 +271,6 @@ class Store:
     async def purge(self, key: Key) -> None:
         """Delete all rows of a deleted session but its own."""
         await self._pool.execute(self._queries.purge, *key)
-
-    async def register_replica(self, holder: str, address: str) -> None:
-        """Add a replica."""
-        await self._pool.execute(self._queries.register_replica, holder, address)
-
-    async def beat(self, holder: str, *, draining: bool, driving: Iterable[str], entries: int) -> None:
-        """Say that a replica lives, and what it does."""
-        await self._pool.execute(self._queries.beat, holder, draining, list(driving), entries)
-
-    async def remove_replica(self, holder: str) -> None:
-        """Remove a replica that ended."""
-        await self._pool.execute(self._queries.remove_replica, holder)
-
-    async def forget_replicas(self, holder: str) -> None:
-        """Remove every replica but `holder`."""
-        await self._pool.execute(self._queries.forget_replicas, holder)
 
     async def replicas(self, after: str | None, limit: int) -> list[Replica]:
         """Replicas by id, after one."""

@@ -37,13 +37,17 @@ _STORED = frozenset({history_pb2.APPEND_OUTCOME_APPENDED, history_pb2.APPEND_OUT
 _FENCED = frozenset({history_pb2.APPEND_OUTCOME_QUARANTINED, history_pb2.APPEND_OUTCOME_ALREADY_ENDED})
 
 
-class Appender(Protocol):
+class Teller(Protocol):
     """What the outbox needs of the producer."""
 
     def append(
         self, session: session_pb2.SessionKey, event: event_pb2.Event | bytes
     ) -> asyncio.Future[history_pb2.AppendResult]:
         """Append behind everything given for the session before."""
+        ...
+
+    def end_frames(self, session: session_pb2.SessionKey, execution_id: str, epoch: int) -> None:
+        """No frames of an execution come any more: not of a writer below `epoch` either."""
         ...
 
 
@@ -69,7 +73,7 @@ class _Line:
 class Outbox:
     """Tells facts. `settle` closes an execution by its ending; `spawn` runs a task that outlives its caller."""
 
-    def __init__(self, store: Store, producer: Appender, clock: Clock, *, settle: Settle, spawn: Spawn) -> None:
+    def __init__(self, store: Store, producer: Teller, clock: Clock, *, settle: Settle, spawn: Spawn) -> None:
         self._store = store
         self._producer = producer
         self._clock = clock
@@ -190,6 +194,8 @@ class Outbox:
             winner = winner_by(answer, event_pb2.Event.FromString(row.event))
             if winner is not None:
                 await self._settle(key, row.execution_id, winner)
+                if ended:
+                    self._producer.end_frames(key.message(), row.execution_id, winner.epoch)
                 return answer.sequence
         stored = answer.outcome in _STORED
         if stored and answer.sequence:

@@ -119,5 +119,6 @@ class Takeovers:
                 incomplete=why,
             )
             if await changing.end_by_pool(execution_id, ExecutionState.STOPPING, fact.event_id, epoch=execution.epoch):
+                changing.session = dataclasses.replace(changing.session, holder=None)
                 changing.tell(fact)
         self._changed(key)

@@ -165,6 +165,10 @@ class Driver:
         if lane is not None and lane.turn is not None:
             lane.turn.fence(epoch)
 
+    def evict_elsewhere(self, key: Key, epoch: int) -> None:
+        """Have another replica that keeps the agent of a session let go of what it has below `epoch`, soon."""
+        self._spawn(f"evict {key}", self._evict_elsewhere(key, epoch))
+
     async def settled(self, key: Key) -> None:
         """Return when the turn of a session whose ending readers may have seen has also parked its agent."""
         lane = self._lanes.get(key)
@@ -292,6 +296,12 @@ class Driver:
                 await lane.news.wait()
         except TimeoutError:
             return
+
+    async def _evict_elsewhere(self, key: Key, epoch: int) -> None:
+        holder = await until_it_lands(self._clock, key, "look", lambda: self._rows.holder(key))
+        if holder not in {None, self._holder}:
+            assert self.runners is not None and holder is not None
+            await self.runners.nudge(holder, key, epoch, pool_pb2.NUDGE_REASON_EVICT)
 
     async def _nudge(self, holder: str, key: Key, standing: Standing, reason: Reason) -> Receipt:
         assert self.runners is not None
