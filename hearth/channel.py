@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Sequence
 from types import TracebackType
@@ -17,21 +18,24 @@ KEEPALIVE_ANSWER_MILLISECONDS = 10_000
 
 # Every RPC is safe to repeat (request ids, event ids, claims), so gRPC may repeat one whose answer never came. Any
 # other code says that the request arrived.
-_SERVICE_CONFIG = json.dumps(
-    {
-        "methodConfig": [
-            {
-                "name": [{}],
-                "retryPolicy": {
-                    "maxAttempts": 4,
-                    "initialBackoff": "0.1s",
-                    "maxBackoff": "2s",
-                    "backoffMultiplier": 2,
-                    "retryableStatusCodes": ["UNAVAILABLE"],
-                },
-            }
-        ]
-    }
+_METHODS: dict[str, Any] = {
+    "methodConfig": [
+        {
+            "name": [{}],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "2s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+_SERVICE_CONFIG = json.dumps(_METHODS)
+# Calls go around the replicas that serve; one that is being shut down says so, and gets none.
+_BALANCED_CONFIG = json.dumps(
+    {**_METHODS, "loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
 )
 
 OPTIONS: tuple[tuple[str, Any], ...] = (
@@ -65,18 +69,46 @@ def open_channel(
     root_certificates: bytes | None = None,
     options: Sequence[tuple[str, Any]] = (),
 ) -> grpc.aio.Channel:
-    """A channel to the service at `address` (host:port); it connects at its first call. Close it when done.
+    """A channel to the service at `address`; it connects at its first call. Close it when done.
+
+    The address is host:port; or that of several replicas, separated by commas, or `dns:///name:port` for a name with
+    an address for each: then calls go around those that serve. Raises ValueError for one that is none of these.
 
     `token` is sent as bearer token with each call. With `root_certificates` (PEM) the connection uses TLS and accepts
     servers signed by one of them. `options` come after `OPTIONS` and win over them.
     """
-    merged = dict(OPTIONS) | dict(options)
+    address, balanced = target(address)
+    own = {"grpc.service_config": _BALANCED_CONFIG} if balanced else {}
+    merged = dict(OPTIONS) | own | dict(options)
     if root_certificates is not None:
         credentials = grpc.ssl_channel_credentials(root_certificates=root_certificates)
         channel = grpc.aio.secure_channel(address, credentials, options=list(merged.items()))
     else:
         channel = grpc.aio.insecure_channel(address, options=list(merged.items()))
     return _TokenChannel(channel, token) if token else channel
+
+
+def target(address: str) -> tuple[str, bool]:
+    """What gRPC calls an address, and whether it may stand for several replicas."""
+    if address.startswith("dns:"):
+        return address, True
+    if "," not in address:
+        return address, False
+    schemes, replicas = set(), []
+    for one in address.split(","):
+        host, _, port = one.strip().rpartition(":")
+        host = "127.0.0.1" if host == "localhost" else host
+        try:
+            version = ipaddress.ip_address(host.strip("[]")).version
+        except ValueError:
+            version = 0
+        if not version or not port.isdecimal():
+            raise ValueError(f"{one.strip()!r} is not IP:port; for replicas behind a name use dns:///name:port")
+        schemes.add(f"ipv{version}")
+        replicas.append(f"{host}:{port}")
+    if len(schemes) > 1:
+        raise ValueError(f"{address!r} has addresses of IPv4 and IPv6; use those of one of them")
+    return f"{schemes.pop()}:{','.join(replicas)}", True
 
 
 class _TokenChannel(grpc.aio.Channel):

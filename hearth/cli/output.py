@@ -48,7 +48,8 @@ def addresses(root: Path) -> Addresses:
     default = Addresses()
 
     def of(name: str) -> str:
-        return os.environ.get(f"HEARTH_{name.upper()}_ADDRESS") or record.address(name) or str(getattr(default, name))
+        started = record.pool_address if name == "pool" else record.address(name)
+        return os.environ.get(f"HEARTH_{name.upper()}_ADDRESS") or started or str(getattr(default, name))
 
     return Addresses(pool=of("pool"), history=of("history"), relay=of("relay"), sandbox=of("sandbox"))
 

@@ -34,6 +34,7 @@ def up(
     history_port: int = DEFAULT_PORTS["history"],
     relay_port: int = DEFAULT_PORTS["relay"],
     sandbox_port: int = DEFAULT_PORTS["sandbox"],
+    pools: Annotated[int, typer.Option(min=1, help="replicas of the pool; those after the first take free ports")] = 1,
     agent: Annotated[str, typer.Option(help=f"command of an ACP agent, known as `{AGENT_NAME}` from then on")] = "",
     json: Json = False,
 ) -> None:
@@ -47,6 +48,7 @@ def up(
         postgres_dsn=os.environ.get("HEARTH_POSTGRES_DSN", ""),
         valkey_url=os.environ.get("HEARTH_VALKEY_URL", ""),
         agents={AGENT_NAME: shlex.split(agent)} if agent else {},
+        pools=pools,
     )
     stack = Stack(options)
     try:

@@ -58,6 +58,19 @@ class StackRecord:
         record = self.processes.get(name)
         return record.address if record is not None else ""
 
+    @property
+    def pools(self) -> list[str]:
+        """Names of the replicas of the pool that were started, the first one first."""
+        return sorted(
+            (name for name in self.processes if name.partition("-")[0] == "pool"),
+            key=lambda name: int(name.partition("-")[2] or 1),
+        )
+
+    @property
+    def pool_address(self) -> str:
+        """All replicas of the pool as one address, for `hearth.channel.open_channel`; empty when none was started."""
+        return ",".join(self.address(name) for name in self.pools)
+
     @classmethod
     def load(cls, path: Path) -> StackRecord | None:
         """Read the record; None when there is none, or none that this version understands."""

