@@ -12,7 +12,6 @@ log, and how many are kept by the slots of the sandbox service.
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import sys
 import uuid
@@ -101,7 +100,6 @@ class PoolScene:
             },
         )
         self._usual = dict(self.house.pool.env)
-        self._others: list[ServiceProcess] = []
         self._backends: list[Backend] = []
         self._prompts_before = self._daemons_before = 0
 
@@ -168,21 +166,6 @@ class PoolScene:
         await self.pool.start()
         return await self._connect(self.house)
 
-    async def another_pool(self) -> House:
-        """A second pool process on the same database, launched and not waited for: it waits for the first to end."""
-        env = {**self._usual, "HEARTH_LISTEN": "127.0.0.1:0", "HEARTH_POSTGRES_START_TIMEOUT": "60"}
-        second = copy.copy(self.house)
-        process = ServiceProcess("services.pool", self.house.directory, env)
-        second.processes = {**self.house.processes, "pool": process}
-        self._others.append(process)
-        process.launch()
-        return second
-
-    async def serving(self, second: House) -> Backend:
-        """Return when a launched pool serves; a backend of it."""
-        await asyncio.to_thread(second.pool.wait_serving, 60.0)
-        return await self._connect(second)
-
     @asynccontextmanager
     async def hasty_leases(self) -> AsyncIterator[None]:
         """A sandbox service for which a claim that is not renewed ends within seconds, not minutes."""
@@ -219,13 +202,6 @@ class PoolScene:
         for process in self.house.processes.values():
             if process.running:
                 process.thaw()
-        if self._others:
-            # Whoever of them has the place now: what follows begins with one that has it for sure.
-            for process in [self.pool, *self._others]:
-                if process.running:
-                    process.thaw()
-                    await process.terminate()
-            self._others.clear()
         if self.pool.running and self.pool.env == self._usual:
             await self._connect(self.house)
         else:

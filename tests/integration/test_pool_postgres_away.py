@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from urllib.parse import urlsplit, urlunsplit
 
 import grpc
 import pytest_asyncio
@@ -12,36 +11,14 @@ import pytest_asyncio
 from hearth.session.v1 import session_pb2 as sessions
 from tests.contract.pool.house import Backend, House, eventually, key, summary
 from tests.contract.pool.refusals import refused
-from tests.support.cutter import Cutter
+from tests.support.door import Door, door_to, through
 from tests.support.servers import Servers
-
-
-class Door(Cutter):
-    """A proxy that can be shut: then connections end, and none begins."""
-
-    closed = False
-
-    def shut(self) -> None:
-        """End all connections and take none."""
-        self.closed = True
-        self.cut()
-
-    def open(self) -> None:
-        """Pass on again."""
-        self.closed = False
-
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.closed:
-            writer.transport.abort()
-        else:
-            await super()._pass_on(reader, writer)
 
 
 @pytest_asyncio.fixture
 async def door(postgres_dsn: str) -> AsyncIterator[Door]:
     """Between the pool and its database."""
-    parts = urlsplit(postgres_dsn)
-    async with Door(f"{parts.hostname}:{parts.port}") as found:
+    async with door_to(postgres_dsn) as found:
         yield found
 
 
@@ -49,9 +26,7 @@ async def door(postgres_dsn: str) -> AsyncIterator[Door]:
 async def house(servers: Servers, door: Door, postgres_dsn: str, valkey_url: str) -> AsyncIterator[House]:
     """Services of which the pool reaches the database through the door."""
     found = House(servers.scratch(), postgres_dsn, valkey_url, {"HEARTH_SHUTDOWN_GRACE": "12"})
-    parts = urlsplit(postgres_dsn)
-    user = parts.netloc.rpartition("@")[0]
-    found.pool.env["HEARTH_POSTGRES_DSN"] = urlunsplit(parts._replace(netloc=f"{user}@{door.address}"))
+    found.pool.env["HEARTH_POSTGRES_DSN"] = through(door, postgres_dsn)
     try:
         await asyncio.to_thread(found.start_blocking)
         yield found

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import grpc.aio
 
+from hearth.channel import open_channel
 from hearth.history.v1 import history_service_pb2, history_service_pb2_grpc
 from hearth.pool.v1 import pool_service_pb2, pool_service_pb2_grpc
 from hearth.sandbox.v1 import sandbox_pb2, sandbox_service_pb2, sandbox_service_pb2_grpc
@@ -30,9 +31,18 @@ ENDINGS = ("execution_completed", "execution_stopped", "execution_failed", "exec
 
 
 class House:
-    """History, relay, sandbox and pool on a database and a bus of their own."""
+    """History, relay, sandbox and pool on a database and a bus of their own; of the pool there may be more replicas,
+    `pool-2` and so on."""
 
-    def __init__(self, directory: Path, dsn: str, valkey_url: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        dsn: str,
+        valkey_url: str,
+        env: Mapping[str, str] | None = None,
+        *,
+        pools: int = 1,
+    ) -> None:
         self.directory = directory
         self.dsn = dsn
         shared = {
@@ -43,12 +53,15 @@ class House:
             "HEARTH_LOCAL_INHERIT": MARKER,
             **(env or {}),
         }
-        self.processes = {name: ServiceProcess(f"services.{name}", directory, dict(shared)) for name in SERVICES}
+        self.pools = ["pool", *(f"pool-{number}" for number in range(2, pools + 1))]
+        names = [*SERVICES, *self.pools[1:]]
+        self.processes = {
+            name: ServiceProcess(f"services.{name.partition('-')[0]}", directory, dict(shared)) for name in names
+        }
 
     def start_blocking(self) -> None:
         """Start all of them, the called before their callers."""
-        for name in SERVICES:
-            process = self.processes[name]
+        for name, process in self.processes.items():
             for other in SERVICES:
                 if other != name and self.processes[other].address != "127.0.0.1:0":
                     process.env[f"HEARTH_{other.upper()}_ADDRESS"] = self.processes[other].address
@@ -56,7 +69,7 @@ class House:
 
     def stop(self) -> None:
         """Stop all of them, callers first, and what a killed one left running in sandboxes."""
-        codes = {name: self.processes[name].stop() for name in reversed(SERVICES) if self.processes[name].running}
+        codes = {name: process.stop() for name, process in reversed(self.processes.items()) if process.running}
         kill_below(self.directory / "sandboxes")
         assert set(codes.values()) <= {0}, codes
 
@@ -71,8 +84,13 @@ class House:
 
     @property
     def pool(self) -> ServiceProcess:
-        """The pool process."""
+        """The pool process, or the first one of them."""
         return self.processes["pool"]
+
+    @property
+    def pool_address(self) -> str:
+        """All replicas of the pool as one address."""
+        return ",".join(self.processes[name].address for name in self.pools)
 
 
 @contextmanager
@@ -86,10 +104,15 @@ def frozen(house: House, name: str) -> Iterator[None]:
 
 
 class Backend:
-    """What a backend of a project does, with one call each."""
+    """What a backend of a project does, with one call each. `pool` is the replica that it calls; empty: all of them,
+    one after the other."""
 
-    def __init__(self, house: House) -> None:
-        self._channels = {name: grpc.aio.insecure_channel(house.processes[name].address) for name in SERVICES}
+    def __init__(self, house: House, *, pool: str = "pool") -> None:
+        self._channels = {name: grpc.aio.insecure_channel(house.processes[name].address) for name in SERVICES[:-1]}
+        if pool:
+            self._channels["pool"] = grpc.aio.insecure_channel(house.processes[pool].address)
+        else:
+            self._channels["pool"] = open_channel(house.pool_address)
         self.sessions = session_service_pb2_grpc.SessionServiceStub(self._channels["pool"])
         self.pools = pool_service_pb2_grpc.PoolServiceStub(self._channels["pool"])
         self.history = history_service_pb2_grpc.HistoryServiceStub(self._channels["history"])
