@@ -158,8 +158,9 @@ class Asking:
             await self._wait(left if why is not None and left > 0 else None)
 
     def close(self) -> None:
-        """The prompt is over."""
+        """The prompt is over, whatever it still waited for."""
         self._frozen.close()
+        self._room.entries.go_on(self._entry)
 
     # Asking people
 

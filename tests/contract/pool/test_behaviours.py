@@ -126,17 +126,6 @@ async def test_w_a03_w_a16_questions_asked_together_are_answered_and_told_each_b
     assert {one.resolution for one in told} == {event_pb2.INTERACTION_RESOLUTION_POLICY}
 
 
-async def test_w_a06_what_no_policy_decides_is_not_kept_open(backend: Backend) -> None:
-    asking = sessions.PermissionPolicy(default_action=sessions.PERMISSION_ACTION_ASK)
-    error = await refused(backend.send(key(), "hello", spec=sessions.SessionSpec(permissions=asking)))
-    assert [field for field, _ in error.field_violations] == ["spec.permissions.default_action"]
-    session = key()
-    ending = await backend.run(session, 'hearth-ask {"prompt": "which?"}\nstream 3 words', spec=LOGGED)
-    assert ending.HasField("execution_completed")
-    await backend.settled(session, ending.execution_id)
-    assert (await backend.session(session)).open_interactions == 0
-
-
 async def test_w_a20_a_live_agent_goes_on_while_the_log_is_away(backend: Backend, house: House) -> None:
     session = key()
     await backend.run(session, "hello")

@@ -186,13 +186,6 @@ async def test_rules_go_before_the_default(backend: Backend) -> None:
     }
 
 
-async def test_a_question_is_answered_by_nobody_and_the_turn_goes_on(backend: Backend) -> None:
-    session = key()
-    ending = await backend.run(session, 'hearth-ask {"prompt": "which one?"}\nstream 3 words')
-    assert ending.HasField("execution_completed")
-    assert agent_text(await backend.events(session), ending.execution_id)
-
-
 async def test_an_unknown_agent_is_refused(backend: Backend) -> None:
     session = key()
     error = await refused(backend.send(session, "hello", spec=sessions.SessionSpec(agent="nobody")))
