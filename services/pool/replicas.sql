@@ -44,7 +44,7 @@ SELECT project, session FROM pool.session WHERE holder = $1
 
 -- name: release_held
 -- In batches, without waiting for anybody: a session that is locked is being changed, and has another holder soon.
-WITH some AS (
+WITH batch AS (
     SELECT project, session FROM pool.session s
     WHERE holder = $1
       AND NOT EXISTS (SELECT 1 FROM pool.execution e
@@ -53,8 +53,8 @@ WITH some AS (
     LIMIT $2
     FOR UPDATE SKIP LOCKED
 )
-UPDATE pool.session s SET holder = NULL FROM some
-WHERE s.project = some.project AND s.session = some.session AND s.holder = $1
+UPDATE pool.session s SET holder = NULL FROM batch
+WHERE s.project = batch.project AND s.session = batch.session AND s.holder = $1
 RETURNING s.session
 
 -- name: unpicked
