@@ -299,8 +299,8 @@ class Driver:
 
     async def _evict_elsewhere(self, key: Key, epoch: int) -> None:
         holder = await until_it_lands(self._clock, key, "look", lambda: self._rows.holder(key))
-        if holder not in {None, self._holder}:
-            assert self.runners is not None and holder is not None
+        if holder is not None and holder != self._holder:
+            assert self.runners is not None
             await self.runners.nudge(holder, key, epoch, pool_pb2.NUDGE_REASON_EVICT)
 
     async def _nudge(self, holder: str, key: Key, standing: Standing, reason: Reason) -> Receipt:
