@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from services.chassis import crashpoints
 from services.chassis.clock import Clock
@@ -123,6 +124,12 @@ class Acquirer:
         )
         job = Job(want, wanted, Stages(self._clock))
         limits = self._transitions.deadlines
+        remembered = self._transitions.remembered(want.key)
+        if remembered is not None and next_step(remembered, wanted) is Step.ATTACH:
+            # What was parked here last is most likely still so: then one statement does it all.
+            done = await self._attach(remembered, job, self._transitions.attach)
+            if done is not None:
+                return self._answering(done, job)
         until = self._clock.monotonic() + 2 * limits.create + limits.start + limits.stop + limits.delete
         while self._clock.monotonic() < until:
             view = await self._store.admit(want.key, want.claim, want.holder)
@@ -135,10 +142,13 @@ class Acquirer:
             crashpoint("acquire.admitted")
             done = await self._step(view.row, job)
             if done is not None:
-                crashpoint("acquire.answering")
-                logger.info("acquired", extra=job.about(done.sandbox_id, how=done.how))
-                return done
+                return self._answering(done, job)
         raise problems.sandbox_busy()
+
+    def _answering(self, done: Acquired, job: Job) -> Acquired:
+        crashpoint("acquire.answering")
+        logger.info("acquired", extra=job.about(done.sandbox_id, how=done.how))
+        return done
 
     async def _step(self, row: Row | None, job: Job) -> Acquired | None:
         """One step; None: go round again."""
@@ -154,16 +164,7 @@ class Acquirer:
         elif step is Step.ANSWER:
             return await self._answer(row, row.how or How.ATTACHED, job)
         elif step is Step.ATTACH:
-            held = replace(held_for(row, job.want), how=How.ATTACHED, token=row.token, url=row.url, headers=row.headers)
-            # Asked meanwhile: the answer says the same whoever has the row by then.
-            probing = asyncio.create_task(self._probe(row))
-            try:
-                attached = await self._transitions.move(row, held, while_highest=True)
-                if attached is not None:
-                    crashpoint("acquire.attached_written")
-                    return await self._answer(attached, How.ATTACHED, job, probing)
-            finally:
-                probing.cancel()
+            return await self._attach(row, job, partial(self._transitions.move, while_highest=True))
         elif step in (Step.RESTART, Step.START):
             stage = "restart" if step is Step.RESTART else "daemon"
             return await self._started(await self._starter.restart(row, job, stage=stage), job)
@@ -172,6 +173,20 @@ class Acquirer:
                 await self._transitions.delete(row)
             crashpoint("acquire.replaced")
         return None
+
+    async def _attach(self, row: Row, job: Job, move: Callable[[Row, Row], Awaitable[Row | None]]) -> Acquired | None:
+        """Give the running sandbox to the claim; None: it was not as `row` says any more."""
+        held = replace(held_for(row, job.want), how=How.ATTACHED, token=row.token, url=row.url, headers=row.headers)
+        # Asked meanwhile: the answer says the same whoever has the row by then.
+        probing = asyncio.create_task(self._probe(row))
+        try:
+            attached = await move(row, held)
+            if attached is None:
+                return None
+            crashpoint("acquire.attached_written")
+            return await self._answer(attached, How.ATTACHED, job, probing)
+        finally:
+            probing.cancel()
 
     async def _started(self, row: Row | None, job: Job) -> Acquired | None:
         """What was started, unless a higher claim came meanwhile: it is about to take the sandbox over."""

@@ -26,6 +26,38 @@ LEFT JOIN sandbox.sessions AS s ON s.project = $1 AND s.session = $2
 LEFT JOIN sandbox.sandboxes AS b
     ON b.project = $1 AND b.session = $2 AND b.tenure <> 'ORPHAN' AND b.observed <> 'GONE'
 
+-- name: attach
+-- `admit` and the `move` that gives a running sandbox to the claim, in one statement, for a caller that believes to know
+-- the row: nothing moves unless the row is at that version and the claim became the standing one by this.
+-- $1 project, $2 session, $3 epoch, $4 attempt, $5 holder, $6 sandbox, $7 version, $8 token, $9 address, $10 headers.
+WITH admitted AS (
+    INSERT INTO sandbox.sessions AS s (project, session, claim_epoch, claim_attempt, holder)
+    VALUES ($1, $2, $3, $4, $5)
+    ON CONFLICT (project, session) DO UPDATE
+    SET claim_epoch = excluded.claim_epoch, claim_attempt = excluded.claim_attempt, holder = excluded.holder
+    WHERE (s.claim_epoch, s.claim_attempt) < (excluded.claim_epoch, excluded.claim_attempt)
+      AND (s.closed_epoch, s.closed_attempt) < (excluded.claim_epoch, excluded.claim_attempt)
+    RETURNING true
+), moved AS (
+    UPDATE sandbox.sandboxes AS b
+    SET desired = 'RUNNING', tenure = 'ACTIVE', holder = $5, claim_epoch = $3, claim_attempt = $4, how = 'ATTACHED',
+        token = $8, endpoint_url = $9, endpoint_headers = $10, worker = NULL, deadline = NULL,
+        version = b.version + 1,
+        changed_at = clock_timestamp(),
+        used_at = clock_timestamp(),
+        tier_since = clock_timestamp(),
+        active_seconds = b.active_seconds + CASE WHEN b.tier = 'active'
+            THEN greatest(0, extract(epoch FROM clock_timestamp() - b.tier_since)) ELSE 0 END,
+        parked_seconds = b.parked_seconds + CASE WHEN b.tier = 'parked'
+            THEN greatest(0, extract(epoch FROM clock_timestamp() - b.tier_since)) ELSE 0 END
+    WHERE b.sandbox_id = $6 AND b.version = $7 AND b.project = $1 AND b.session = $2 AND b.observed = 'RUNNING'
+      AND EXISTS (SELECT FROM admitted)
+    RETURNING b.*
+), given_back AS (
+    UPDATE sandbox.warm_slots AS w SET sandbox_id = NULL FROM moved WHERE w.sandbox_id = moved.sandbox_id
+)
+SELECT moved.*, false AS overdue FROM moved
+
 -- name: view
 SELECT false AS admitted,
        s.claim_epoch AS standing_epoch, s.claim_attempt AS standing_attempt, s.holder AS standing_holder,

@@ -79,6 +79,27 @@ class Store:
         assert record is not None
         return _view(record)
 
+    async def attach(self, before: Row, after: Row) -> Row | None:
+        """`admit` the claim of `after` and move its running sandbox to it, in one statement.
+
+        None: the row is not at the version of `before` any more, or the claim did not become the standing one. It may
+        have become so even when the row did not move.
+        """
+        states.check(before.observed, after.observed)
+        assert after.key is not None
+        record = await self._pool.fetchrow(
+            self._sql.attach,
+            *after.key,
+            *after.claim,
+            after.holder,
+            before.sandbox_id,
+            before.version,
+            after.token,
+            after.url,
+            json.dumps(dict(after.headers)),
+        )
+        return _row(record) if record is not None else None
+
     async def view(self, key: Key) -> View:
         """The session as it is."""
         record = await self._pool.fetchrow(self._sql.view, *key)

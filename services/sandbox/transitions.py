@@ -25,7 +25,7 @@ from services.sandbox.providers.port import (
     ProviderUnavailable,
     within,
 )
-from services.sandbox.rows import Row
+from services.sandbox.rows import Key, Row
 from services.sandbox.states import Desired, Disposition, Observed, Tenure
 from services.sandbox.store import Store
 
@@ -47,6 +47,8 @@ _T = TypeVar("_T")
 # A call to the provider ends before the row's deadline, so that its worker still writes what came of it.
 _SHARE_OF_DEADLINE = 0.8
 _POLL_SECONDS = 0.1
+# Parked sandboxes that this process knows without reading: far more than any cap of warm slots.
+_REMEMBERED = 1_000
 _SEEN: Mapping[InstanceState, Observed] = {
     InstanceState.RUNNING: Observed.RUNNING,
     InstanceState.STOPPED: Observed.STOPPED,
@@ -84,6 +86,7 @@ class Transitions:
         self._clock = clock
         self.deadlines = deadlines
         self._changed: dict[str, asyncio.Event] = {}
+        self._parked: dict[Key, Row] = {}
 
     async def call(self, provider: str, deadline: float, operation: Callable[[Provider], Awaitable[_T]]) -> _T:
         """Call a provider within its share of a row's deadline. Raises `ProviderError`."""
@@ -94,8 +97,19 @@ class Transitions:
 
     async def move(self, before: Row, after: Row, **conditions: Any) -> Row | None:
         """`Store.move`, and wake who waits for this row in this process."""
-        moved = await self._store.move(before, after, **conditions)
-        if moved is not None and (waiting := self._changed.pop(before.sandbox_id, None)):
+        return self._told(await self._store.move(before, after, **conditions))
+
+    async def attach(self, before: Row, after: Row) -> Row | None:
+        """`Store.attach`, and wake who waits for this row in this process."""
+        return self._told(await self._store.attach(before, after))
+
+    def remembered(self, key: Key) -> Row | None:
+        """The sandbox of a session as this process parked it, for once. It may have changed since: another process
+        may have moved it, so only a compare-and-set may go by it."""
+        return self._parked.pop(key, None)
+
+    def _told(self, moved: Row | None) -> Row | None:
+        if moved is not None and (waiting := self._changed.pop(moved.sandbox_id, None)):
             waiting.set()
         return moved
 
@@ -128,7 +142,13 @@ class Transitions:
 
     async def park(self, row: Row) -> Row | None:
         """Keep a running sandbox between turns; its warm slot is taken already."""
-        return await self.move(row, replace(row, tenure=Tenure.PARKED))
+        parked = await self.move(row, replace(row, tenure=Tenure.PARKED))
+        if parked is not None and parked.key is not None:
+            self._parked.pop(parked.key, None)
+            self._parked[parked.key] = parked
+            if len(self._parked) > _REMEMBERED:
+                del self._parked[next(iter(self._parked))]
+        return parked
 
     async def stop(self, row: Row, *, renewals: int | None = None) -> Row | None:
         """Stop the instance and keep its disk. A stop that fails becomes a delete."""

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import aiohttp
 import pytest
 
 from hearth.sandbox.v1 import sandbox_pb2
-from tests.support.sandboxes import Daemon, Sandboxes, disposition, how, new_id, refused, state
+from tests.support.processes import ServiceProcess
+from tests.support.sandboxes import (
+    Daemon,
+    Sandboxes,
+    agents_with_stubborn,
+    connected,
+    disposition,
+    how,
+    new_id,
+    refused,
+    service_environment,
+    state,
+)
+from tests.support.servers import Servers
 
 
 async def test_the_same_claim_gives_the_same_result(sandboxes: Sandboxes, session: str, holder: str) -> None:
@@ -159,3 +173,34 @@ async def test_endpoint_is_told_to_the_claim_that_holds(sandboxes: Sandboxes, se
     assert (found.sandbox_id, found.endpoint) == (answer.sandbox_id, answer.endpoint)
     assert (await refused(sandboxes.endpoint(session, 1))).reason == "FENCED"
     assert (await refused(sandboxes.endpoint(session, 3))).reason == "SANDBOX_NOT_FOUND"
+
+
+async def test_what_another_process_did_with_a_parked_sandbox_counts(
+    sandboxes: Sandboxes,
+    sandbox_root: Path,
+    servers: Servers,
+    module_postgres_dsn: str,
+    session: str,
+    holder: str,
+) -> None:
+    """Each process remembers what it parked; it goes by the rows all the same."""
+    environment = service_environment(module_postgres_dsn, sandbox_root, HEARTH_AGENTS=agents_with_stubborn())
+    other = ServiceProcess("services.sandbox", servers.scratch(), environment)
+    other.start_blocking()
+    try:
+        async with connected(other.address) as elsewhere:
+            first = await sandboxes.acquire(session, 1, holder=holder)
+            assert disposition(await sandboxes.release(session, 1)) == "PARKED"
+            assert how(await elsewhere.acquire(session, 2, holder=holder)) == "ATTACHED"
+            assert disposition(await elsewhere.release(session, 2)) == "PARKED"
+            # Remembered here at claim 1, but parked anew at claim 2.
+            again = await sandboxes.acquire(session, 3, holder=holder)
+            assert (how(again), again.sandbox_id) == ("ATTACHED", first.sandbox_id)
+            assert disposition(await sandboxes.release(session, 3)) == "PARKED"
+            # Remembered here, but the other one was told of a higher claim, and then gave the sandbox up.
+            assert how(await elsewhere.acquire(session, 9, holder=holder)) == "ATTACHED"
+            assert (await refused(sandboxes.acquire(session, 4, holder=holder))).reason == "FENCED"
+            assert disposition(await elsewhere.release(session, 9, reason="FAILED_TURN")) == "DELETED"
+            assert how(await sandboxes.acquire(session, 10, holder=holder)) == "CREATED"
+    finally:
+        assert other.stop() == 0
