@@ -32,6 +32,7 @@ from tests.contract.pool.people import (
     tools_of,
 )
 from tests.contract.pool.refusals import refused
+from tests.support.exhaustive import sampled
 from tests.support.replicas import FAST
 from tests.support.servers import Servers
 from tests.support.waiting import eventually as until
@@ -133,11 +134,11 @@ async def test_w_p03_w_a15_a_turn_that_nobody_answers_is_paused_and_goes_on_with
 ) -> None:
     session = key()
     await backend.run(session, "remember my name is Ada")
-    execution_id = await sent(backend, session, 'ask deploy {"to": "prod"}')
+    execution_id = await sent(backend, session, 'fs-write note.txt kept\nask deploy {"to": "prod"}')
     (card,) = await asked(backend, session)
     await paused(backend, session, execution_id, [card])
     # The call that waits is neither done nor lost, and nobody has closed the question.
-    assert await tools_of(backend, session, execution_id) == {}
+    assert card.request.tool_call_id not in await tools_of(backend, session, execution_id)
     assert (await backend.session(session)).open_interactions == 1
     assert await resolved(backend, session) == {}
 
@@ -161,10 +162,12 @@ async def test_w_p03_w_a15_a_turn_that_nobody_answers_is_paused_and_goes_on_with
     assert (await resolved(backend, session))[card.interaction_id].resolution == (
         event_pb2.INTERACTION_RESOLUTION_CONSUMED
     )
-    # The agent loaded its own record, so it still knows what was said.
-    assert "Ada" in agent_text(
-        await backend.events(session), (await backend.run(session, "what is my name?")).execution_id
-    )
+    # The agent loaded its own record, so it still knows what was said; and its sandbox kept its disk.
+    after = await backend.run(session, "what is my name?\nread note.txt")
+    assert summary(after).how == "warm"
+    said = agent_text(await backend.events(session), after.execution_id)
+    assert "Ada" in said
+    assert "note.txt: kept" in said
 
 
 async def test_all_answers_go_into_one_continuation(backend: Backend, journal: Journal) -> None:
@@ -207,8 +210,12 @@ async def test_w_a07_a_decision_is_used_once_and_for_the_same_call_only(backend:
     await answer(backend, session, {one.interaction_id: DENIED for one in again})
     ending = await gone_on(backend, session, started.execution_id)
     assert journal.ran(ending.execution_id) == []
-    # What ran before is not said to be unknown: the log has its result.
-    assert "unknown" not in journal.told(ending.execution_id)
+    # Of what ran the log has the result; what was approved and not seen to run is not approved again.
+    assert sorted(journal.told(ending.execution_id).strip().splitlines()) == [
+        "The user denied deploy; do not retry it.",
+        "The user denied remove; do not retry it.",
+        'remove with {"instead":{"path":"/"}}: approved, result unknown; check before repeating.',
+    ]
 
 
 async def test_a_call_that_was_allowed_before_the_pause_may_give_its_result(backend: Backend, journal: Journal) -> None:
@@ -310,7 +317,7 @@ async def test_w_a18_what_was_passed_on_and_is_not_known_to_have_run_is_not_appr
         await backend.close()
 
 
-@pytest.mark.parametrize("point", ["pause.draining", "pause.ending_taken", "pause.settled"])
+@pytest.mark.parametrize("point", sampled(["pause.ending_taken", "pause.draining", "pause.settled"], every=3))
 async def test_a_pool_that_dies_while_it_pauses_a_turn_leaves_the_question_open(
     house: House, backend: Backend, directory: Path, journal: Journal, point: str
 ) -> None:
@@ -399,15 +406,3 @@ async def test_a_stop_of_a_paused_execution_closes_its_questions(backend: Backen
     assert (await refused(answer(backend, session, {card.interaction_id: ALLOWED}))).reason == "INTERACTION_CLOSED"
     after = await backend.run(session, "hello")
     assert after.HasField("execution_completed")
-
-
-async def test_the_sandbox_of_a_paused_turn_keeps_its_disk(backend: Backend) -> None:
-    session = key()
-    execution_id = await sent(backend, session, "fs-write note.txt kept\nask deploy {}")
-    (card,) = await asked(backend, session)
-    await paused(backend, session, execution_id, [card])
-    await answer(backend, session, {card.interaction_id: DENIED})
-    await gone_on(backend, session, execution_id)
-    after = await backend.run(session, "read note.txt")
-    assert "note.txt: kept" in agent_text(await backend.events(session), after.execution_id)
-    assert summary(after).how == "warm"
