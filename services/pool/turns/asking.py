@@ -12,6 +12,7 @@ import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from hearth.history.v1 import history_pb2
 from hearth.session.v1 import session_pb2 as sessions
@@ -263,7 +264,7 @@ class Asking:
         return why, at - now
 
     async def _wait(self, seconds: float | None) -> None:
-        waits = [asyncio.ensure_future(self._changed.wait())]
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._changed.wait())]
         if seconds is not None:
             waits.append(asyncio.ensure_future(self._room.clock.sleep(seconds)))
         try:

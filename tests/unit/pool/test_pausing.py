@@ -32,8 +32,12 @@ WINDOW, TOOL = 600.0, 1800.0
     ],
 )
 def test_pause_at(standing: Standing, why: Why, at: float) -> None:
-    assert pause_at(standing, window=WINDOW, tool_call_limit=TOOL) == (why, pytest.approx(at))
+    found, moment = pause_at(standing, window=WINDOW, tool_call_limit=TOOL)
+    assert found is why
+    assert moment == pytest.approx(at)
 
 
 def test_without_a_window_nobody_is_waited_for() -> None:
-    assert pause_at(Standing(100, 100), window=0, tool_call_limit=TOOL) == (Why.WINDOW, pytest.approx(100 + QUIET))
+    found, moment = pause_at(Standing(100, 100), window=0, tool_call_limit=TOOL)
+    assert found is Why.WINDOW
+    assert moment == pytest.approx(100 + QUIET)
