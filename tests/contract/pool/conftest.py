@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 
 import asyncpg
@@ -9,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from services.pool.sealing import new_key
-from tests.contract.pool.house import Backend, House
+from tests.contract.pool.house import SCRIPTED, Backend, House, agent_log_of
 from tests.support.servers import Servers
 
 
@@ -19,6 +20,24 @@ def house(servers: Servers, module_postgres_dsn: str, module_valkey_url: str) ->
     env = {"HEARTH_SECRET_KEY": new_key()}
     with House(servers.scratch(), module_postgres_dsn, module_valkey_url, env).running() as found:
         yield found
+
+
+@pytest.fixture(scope="package")
+def shared_house(servers: Servers) -> Iterator[House]:
+    """The services for modules that ask for nothing special: each takes it as its `house`.
+
+    Their agent `logged` writes down what reaches it (`agent_log_of`), and one that asks is kept for no time at all.
+    """
+    directory, dsn = servers.scratch(), servers.create_database()
+    agent = {"command": SCRIPTED, "env": {"HEARTH_SCRIPTED_LOG": str(agent_log_of(directory))}}
+    env = {
+        "HEARTH_AGENTS": json.dumps({"logged": agent}),
+        "HEARTH_APPROVAL_WINDOW": "0",
+        "HEARTH_SECRET_KEY": new_key(),
+    }
+    with House(directory, dsn, servers.empty_valkey(), env).running() as found:
+        yield found
+    servers.drop_database(dsn)
 
 
 @pytest_asyncio.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,15 @@ DONE_SECONDS = 30.0
 _T = TypeVar("_T")
 
 ENDINGS = ("execution_completed", "execution_stopped", "execution_failed", "execution_lost", "execution_paused")
+
+
+# The command of the agent that ships with Hearth.
+SCRIPTED = [sys.executable, "-P", "-m", "hearth.agents.scripted"]
+
+
+def agent_log_of(directory: Path) -> Path:
+    """Where agents that write down what reaches them do it, of services in a directory."""
+    return directory / "agents.jsonl"
 
 
 class House:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,10 @@ import pytest
 
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import event_pb2, session_pb2
-from services.pool.sealing import new_key
 from tests.contract.pool.control import Database, busy, quiet, running, started, steer, waiting
-from tests.contract.pool.house import Backend, House, eventually, frozen, key, summary
+from tests.contract.pool.house import Backend, House, agent_log_of, eventually, frozen, key, summary
 from tests.contract.pool.refusals import refused
-from tests.support.servers import Servers
 
-_SCRIPTED = [sys.executable, "-P", "-m", "hearth.agents.scripted"]
 LOGGED = sessions.SessionSpec(agent="logged")
 ASKING = sessions.SessionSpec(
     agent="logged", permissions=sessions.PermissionPolicy(default_action=sessions.PERMISSION_ACTION_ASK)
@@ -29,22 +24,15 @@ OPEN = (sessions.COMMAND_STATE_PENDING, sessions.COMMAND_STATE_CLAIMED)
 
 
 @pytest.fixture(scope="module")
-def agent_log(servers: Servers) -> Path:
-    """Where the agents of this module write down what reaches them."""
-    return servers.scratch() / "agents.jsonl"
+def house(shared_house: House) -> House:
+    """The one that modules share."""
+    return shared_house
 
 
-@pytest.fixture(scope="module")
-def house(servers: Servers, module_postgres_dsn: str, module_valkey_url: str, agent_log: Path) -> Iterator[House]:
-    """Services with an agent that writes down what reaches it, and that keep an asking one for no time at all."""
-    agent = {"command": _SCRIPTED, "env": {"HEARTH_SCRIPTED_LOG": str(agent_log)}}
-    env = {
-        "HEARTH_AGENTS": json.dumps({"logged": agent}),
-        "HEARTH_APPROVAL_WINDOW": "0",
-        "HEARTH_SECRET_KEY": new_key(),
-    }
-    with House(servers.scratch(), module_postgres_dsn, module_valkey_url, env).running() as found:
-        yield found
+@pytest.fixture
+def agent_log(house: House) -> Path:
+    """Where its agents write down what reaches them."""
+    return agent_log_of(house.directory)
 
 
 def cancels(agent_log: Path, ending: event_pb2.Event) -> list[dict[str, Any]]:

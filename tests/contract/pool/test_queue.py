@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 
+import pytest
+
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import content_pb2, session_pb2
@@ -23,6 +25,12 @@ from tests.contract.pool.control import (
 from tests.contract.pool.house import Backend, House, frozen, is_ending, key, text_content
 from tests.contract.pool.refusals import refused
 from tests.contract.pool.test_attachments import put
+
+
+@pytest.fixture(scope="module")
+def house(shared_house: House) -> House:
+    """The one that modules share."""
+    return shared_house
 
 
 async def test_n111_a_session_at_work_refuses_or_queues_and_an_idle_one_starts(
@@ -165,9 +173,10 @@ async def test_a_promoted_input_that_has_not_started_is_visible_and_can_be_stopp
 
 async def test_edits_and_removals_race_with_the_promotion_and_each_learns_what_became(backend: Backend) -> None:
     """Either it was changed and runs so, or was removed and never runs, or the caller is told that it runs."""
-    outcomes = set()
+    session, outcomes = key(), set()
+    await backend.run(session, "hello")
+    executions = 1
     for number in range(8):
-        session = key()
         await backend.send(session, "sleep 0.1")
         queued = (await backend.send(session, "as sent")).queued.input_id
         await asyncio.sleep(0.03 * number)
@@ -176,7 +185,8 @@ async def test_edits_and_removals_race_with_the_promotion_and_each_learns_what_b
         (answer,) = await asyncio.gather(call, return_exceptions=True)
         late = isinstance(answer, BaseException)
         outcomes.add(late)
-        events = await quiet(backend, session, 1 if removing and not late else 2)
+        executions += 1 if removing and not late else 2
+        events = await quiet(backend, session, executions)
         if removing:
             assert (queued in started(events)) is late
         else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 
+import pytest
+
 from hearth.session.v1 import session_pb2 as sessions
 from tests.contract.pool.control import (
     Database,
@@ -18,6 +20,12 @@ from tests.contract.pool.control import (
 )
 from tests.contract.pool.house import Backend, House, frozen, key
 from tests.contract.pool.refusals import refused
+
+
+@pytest.fixture(scope="module")
+def house(shared_house: House) -> House:
+    """The one that modules share."""
+    return shared_house
 
 
 async def test_n119_one_of_a_queue_runs_next_and_the_others_keep_their_order(backend: Backend, house: House) -> None:
