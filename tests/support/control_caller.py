@@ -81,9 +81,13 @@ class Caller:
                 found.add(response.steered.command.command_id)
         return found - {""}
 
-    def take_journal(self) -> None:
-        """Take what agents wrote down in this play into the recording."""
+    def take_journal(self, mine: Callable[[str], bool] = lambda _: True) -> None:
+        """Take what agents wrote down since this was made into the recording, of executions that are `mine`."""
         self.recording.read_journal(self._journal()[self._journal_from :])
+        recording = self.recording
+        recording.prompts = [one for one in recording.prompts if mine(one.execution_id)]
+        recording.told = [one for one in recording.told if mine(one.execution_id)]
+        recording.ran = [one for one in recording.ran if mine(one.execution_id)]
 
 
 def refusal(call: Call) -> str:
