@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable
 
 import grpc
 import pytest
@@ -111,6 +110,8 @@ _WRONG: list[tuple[str, calls.SendInputRequest]] = [
         "content[0].attachment.attachment_id",
         message(content=[part(attachment=content_pb2.AttachmentPart(attachment_id="x"))]),
     ),
+    ("steer_execution_id", message(on_busy=sessions.ON_BUSY_STEER, steer_execution_id="x")),
+    ("steer_execution_id", message(steer_execution_id=str(uuid.uuid4()))),
     ("spec.credentials[0].credential", bound(("a b", "A"))),
     ("spec.credentials[0].target", bound(("a", ""))),
     ("spec.credentials[0].target", bound(("a", "A-B"))),
@@ -141,28 +142,18 @@ async def test_five_mebibytes_are_refused_and_the_service_goes_on(backend: Backe
     assert ending.HasField("execution_completed")
 
 
-_NOT_BUILT: list[tuple[str, calls.SendInputRequest]] = [
-    ("on_busy", message(on_busy=sessions.ON_BUSY_STEER)),
-]
-
-
-@pytest.mark.parametrize(("field", "request_"), _NOT_BUILT, ids=[field for field, _ in _NOT_BUILT])
-async def test_what_is_not_built_says_what_to_use(
-    backend: Backend, field: str, request_: calls.SendInputRequest
-) -> None:
-    error = await refused(backend.sessions.SendInput(request_))
-    assert (error.code, error.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_IMPLEMENTED")
-    assert [name for name, _ in error.field_violations] == [field]
-    assert (await refused(backend.session(request_.session))).reason == "SESSION_NOT_FOUND"
-
-
-async def test_calls_that_are_not_built(backend: Backend) -> None:
-    session = key()
-    answers: list[Awaitable[object]] = [
-        backend.sessions.SendInputNow(calls.SendInputNowRequest(session=session, request_id="r")),
-    ]
-    for answer in answers:
-        assert (await refused(answer)).reason == "NOT_IMPLEMENTED"
+async def test_a_wrong_field_of_a_call_about_an_input_is_named(backend: Backend) -> None:
+    session, nothing = key(), str(uuid.uuid4())
+    for field, request in (
+        ("input_id", calls.SendInputNowRequest(session=session, request_id="r", input_id="x")),
+        (
+            "execution_id",
+            calls.SendInputNowRequest(session=session, request_id="r", input_id=nothing, execution_id="x"),
+        ),
+        ("request_id", calls.SendInputNowRequest(session=session, input_id=nothing)),
+    ):
+        error = await refused(backend.sessions.SendInputNow(request))
+        assert (error.reason, [name for name, _ in error.field_violations]) == ("INVALID_FIELD", [field])
 
 
 async def test_unknown_things(backend: Backend) -> None:
