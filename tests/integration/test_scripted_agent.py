@@ -214,7 +214,39 @@ async def test_several_permissions_at_once(tmp_path: Path) -> None:
         await agent.prompt("parallel ask a\nparallel ask b\nparallel ask c\nask d")
         assert [call.tool_call_id for call in agent.client.asked] == [f"call-1-{n}" for n in range(1, 5)]
         ended = [u.tool_call_id for u in agent.client.of("tool_call_update") if u.status == "completed"]
-        assert ended == [f"call-1-{n}" for n in range(1, 5)]
+        # Each went on when it was answered, in whatever order that was; the turn went on after all of them.
+        assert sorted(ended[:3]) == [f"call-1-{n}" for n in range(1, 4)]
+        assert ended[3:] == ["call-1-4"]
+
+
+async def test_what_is_parallel_does_not_wait_for_each_other(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    text = 'parallel ask a\nparallel run echo ran\nparallel hearth-client-tool {"name": "map"}\nstream 1 word'
+    async with scripted(tmp_path, HEARTH_SCRIPTED_LOG=str(log)) as agent:
+        agent.client.choice = "wait"
+        agent.client.answer = {"answer": "there"}
+        turn = agent.begin(text)
+        await agent.client.until(lambda: "ended with 0: ran" in agent.client.text and "Answer" in agent.client.text)
+        assert log_of(log, "tool") == []
+        assert "word-1" not in agent.client.text
+        agent.client.choose("allow_once")
+        assert (await turn).stop_reason == "end_turn"
+        assert [entry["tool"] for entry in log_of(log, "tool")] == ["a"]
+        assert agent.client.text.endswith("word-1")
+
+
+async def test_what_was_decided_while_it_was_away_is_understood(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    text = (
+        'The user approved deploy with {"asks": 2, "to": "prod"}; run it once.\n'
+        "The user denied remove; do not retry it.\n"
+        "push with {}: approved, result unknown; check before repeating."
+    )
+    async with scripted(tmp_path, HEARTH_SCRIPTED_LOG=str(log)) as agent:
+        assert (await agent.prompt(text)).stop_reason == "end_turn"
+        assert [call.title for call in agent.client.asked] == ["deploy", "deploy"]
+        assert [entry["input"] for entry in log_of(log, "tool")] == [{"asks": 2, "to": "prod"}] * 2
+        assert [entry["text"] for entry in log_of(log, "told")] == text.splitlines()[1:]
 
 
 @pytest.mark.parametrize(
