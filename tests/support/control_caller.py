@@ -83,8 +83,9 @@ class Caller:
 
     def take_journal(self, mine: Callable[[str], bool] = lambda _: True) -> None:
         """Take what agents wrote down since this was made into the recording, of executions that are `mine`."""
-        self.recording.read_journal(self._journal()[self._journal_from :])
         recording = self.recording
+        recording.prompts, recording.told, recording.ran = [], [], []
+        recording.read_journal(self._journal()[self._journal_from :])
         recording.prompts = [one for one in recording.prompts if mine(one.execution_id)]
         recording.told = [one for one in recording.told if mine(one.execution_id)]
         recording.ran = [one for one in recording.ran if mine(one.execution_id)]
