@@ -25,7 +25,7 @@ from tests.support.door import Door, door_to, through
 from tests.support.replicas import FAST, holder_of, replicas_by
 from tests.support.servers import Servers
 
-pytestmark = [pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 DEAD = "replica is dead"
 
@@ -36,23 +36,31 @@ class Apart(Trio):
     doors: list[Door]
 
 
-@pytest_asyncio.fixture
-async def apart(servers: Servers, postgres_dsn: str, valkey_url: str) -> AsyncIterator[Apart]:
-    """They, for one test."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started(servers: Servers, module_postgres_dsn: str, module_valkey_url: str) -> AsyncIterator[Apart]:
+    """They, for the tests of this module."""
     async with AsyncExitStack() as stack:
-        trio = Apart(servers, postgres_dsn, valkey_url)
-        trio.doors = [await stack.enter_async_context(door_to(postgres_dsn)) for _ in trio.replicas]
+        trio = Apart(servers, module_postgres_dsn, module_valkey_url)
+        trio.doors = [await stack.enter_async_context(door_to(module_postgres_dsn)) for _ in trio.replicas]
         for replica, door in zip(trio.replicas, trio.doors, strict=True):
-            replica.env["HEARTH_POSTGRES_DSN"] = through(door, postgres_dsn)
+            replica.env["HEARTH_POSTGRES_DSN"] = through(door, module_postgres_dsn)
         try:
             await asyncio.to_thread(trio.house.start_blocking)
-            await trio.use()
             yield trio
-            await trio.clean_up()
         finally:
             for door in trio.doors:
                 door.open()
             await asyncio.to_thread(trio.house.stop)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def apart(started: Apart) -> AsyncIterator[Apart]:
+    """The same for one test."""
+    await started.use()
+    yield started
+    for door in started.doors:
+        door.open()
+    await started.clean_up()
 
 
 def _message(session: session_pb2.SessionKey, text: str) -> calls.SendInputRequest:
@@ -91,6 +99,7 @@ async def test_an_outage_for_longer_than_the_dead_are_waited_for_takes_nobody_ov
         await apart.check(two, session)
 
 
+@pytest.mark.exhaustive
 async def test_a_replica_that_is_cut_off_alone_is_given_up_and_comes_back_without_what_it_had(apart: Apart) -> None:
     """H7, S1."""
     one, two, _ = apart.backends
@@ -105,7 +114,7 @@ async def test_a_replica_that_is_cut_off_alone_is_given_up_and_comes_back_withou
     log = await two.events(busy)
     # It is reached as ever, but it takes nothing up.
     assert summary(await two.run(kept, "what is my name?")).how in {"restarted", "cold"}
-    await two.idle_entry(kept)
+    await apart.parked(two, kept)
 
     apart.doors[0].open()
     await apart.back(0, two)

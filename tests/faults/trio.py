@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from hearth.sandbox.v1 import sandbox_pb2
 from hearth.types.v1 import event_pb2, session_pb2
 from services.chassis import crashpoints
 from services.pool.sealing import new_key
@@ -130,6 +131,14 @@ class Trio:
         execution_id = (await backend.send(session, text)).started.execution.execution_id
         await until(lambda: self.handed_over(execution_id), timeout=30)
         return execution_id
+
+    async def parked(self, backend: Backend, session: session_pb2.SessionKey) -> None:
+        """Return when the agent of a session is kept, by whichever replica has it."""
+
+        async def found() -> bool:
+            return [one.tenure for one in await backend.running_sandboxes(session)] == [sandbox_pb2.TENURE_PARKED]
+
+        await eventually(found)
 
     async def check(self, backend: Backend, session: session_pb2.SessionKey) -> list[event_pb2.Event]:
         """H6: each execution that was started has one ending, and nothing of its run follows it; the endings."""
