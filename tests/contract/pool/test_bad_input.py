@@ -20,7 +20,7 @@ def message(**changes: object) -> calls.SendInputRequest:
     """A good request, but for what is changed."""
     request = calls.SendInputRequest(session=key(), request_id="r", content=text_content("hello"))
     for name, value in changes.items():
-        if name in {"request_id", "on_busy"}:
+        if name in {"request_id", "on_busy", "steer_execution_id"}:
             setattr(request, name, value)
             continue
         request.ClearField(name)  # type: ignore[arg-type]
