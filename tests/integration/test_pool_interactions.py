@@ -158,7 +158,7 @@ async def test_only_who_drives_an_execution_passes_answers_on(rows: Rows) -> Non
     assert states(await rows.gates(gate)) == ["ANSWERED"]
 
 
-async def test_r_n100_the_first_answer_stands(rows: Rows) -> None:
+async def test_n100_the_first_answer_stands(rows: Rows) -> None:
     key = new_key()
     execution, (gate,) = await rows.asking(key)
     await rows.answer(key, (gate, DENY))
@@ -225,7 +225,7 @@ async def test_none_or_all_of_the_answers_are_taken(rows: Rows) -> None:
 # Paused
 
 
-async def test_r_n100_the_last_answer_makes_the_one_continuation(rows: Rows) -> None:
+async def test_n100_the_last_answer_makes_the_one_continuation(rows: Rows) -> None:
     key = new_key()
     paused, (one, two) = await rows.paused(key, 2)
     assert (paused.outcome, states(await rows.gates(one, two))) == (Outcome.PAUSED, ["PENDING", "PENDING"])
@@ -244,7 +244,7 @@ async def test_r_n100_the_last_answer_makes_the_one_continuation(rows: Rows) -> 
     assert started[1].epoch == last.execution.epoch
 
 
-async def test_r_n101_one_request_may_answer_all(rows: Rows) -> None:
+async def test_n101_one_request_may_answer_all(rows: Rows) -> None:
     key = new_key()
     paused, gates = await rows.paused(key, 3)
     answered = await rows.answer(key, *((gate, ALLOW) for gate in reversed(gates)))
@@ -387,3 +387,11 @@ async def test_a_call_that_was_approved_and_whose_turn_was_then_paused_is_known_
     ]
     passed_on = await rows.interactions.begin(picked.execution, OTHER, "scripted", "s", picked.continued)
     assert [gate.interaction_id for gate in passed_on or []] == [two.interaction_id]
+
+
+async def test_what_nobody_has_answered_is_passed_on_by_nothing(rows: Rows) -> None:
+    key = new_key()
+    execution, (one, two) = await rows.asking(key, 2)
+    assert await rows.interactions.begin(execution, HOLDER, "scripted", "s", [one, two]) == []
+    assert await rows.interactions.take(execution, HOLDER) == []
+    assert states(await rows.gates(one, two)) == ["PENDING", "PENDING"]

@@ -27,7 +27,7 @@ async def rows(module_postgres_dsn: str) -> AsyncIterator[Rows]:
 
 
 @pytest.mark.parametrize("outcome", ["completed", "stopped", "failed", "lost"])
-async def test_r_n110_an_ending_closes_what_its_execution_has_asked(rows: Rows, outcome: str) -> None:
+async def test_n110_an_ending_closes_what_its_execution_has_asked(rows: Rows, outcome: str) -> None:
     key = new_key()
     execution, (one, two) = await rows.asking(key, 2)
     await rows.answer(key, (one, ALLOW))
@@ -51,7 +51,7 @@ async def test_an_ending_closes_nothing_of_another_execution(rows: Rows) -> None
     assert await rows.told(own) == ["requested", "EXECUTION_ENDED by "]
 
 
-async def test_r_n106_a_stop_closes_what_is_asked_and_a_later_answer_learns_it(rows: Rows) -> None:
+async def test_n106_a_stop_closes_what_is_asked_and_a_later_answer_learns_it(rows: Rows) -> None:
     key = new_key()
     execution, (one, two) = await rows.asking(key, 2)
     await rows.answer(key, (one, ALLOW))
@@ -201,6 +201,29 @@ async def test_an_answer_that_nothing_uses_goes_by_time_too(rows: Rows) -> None:
     await rows.interactions.expire()
     assert await rows.told(gate) == ["requested", "answered", "EXPIRED by expiry"]
     assert await rows.store.expired_gates(10) == []
+
+
+async def test_an_answer_that_its_turn_is_about_to_take_stays(rows: Rows) -> None:
+    key = new_key()
+    execution, (one, two) = await rows.asking(key, 2)
+    await rows.answer(key, (one, ALLOW))
+    await rows.late(one, two)
+    await rows.interactions.expire()
+    assert states(await rows.gates(one, two)) == ["ANSWERED", "CLOSED"]
+    assert states(await rows.interactions.take(execution, HOLDER)) == ["CONSUMED", "CLOSED"]
+
+
+async def test_what_expires_after_the_continuation_makes_no_other_one(rows: Rows) -> None:
+    key = new_key()
+    _, (one, two) = await rows.paused(key, 2)
+    await rows.answer(key, (one, ALLOW), (two, ALLOW))
+    await rows.settle((await rows.pick_up(key)).execution, "failed")
+    await rows.late(one)
+    await rows.interactions.expire()
+    assert states(await rows.gates(one, two)) == ["CLOSED", "ANSWERED"]
+    assert await rows.active(key) is None
+    await rows.send(key)
+    assert [gate.interaction_id for gate in (await rows.pick_up(key)).continued] == [two.interaction_id]
 
 
 # Reading

@@ -150,7 +150,7 @@ async def test_wrong_and_foreign_answers_are_refused_and_change_nothing(backend:
     assert Journal(agent_log).ran(execution_id) == ["edit"]
 
 
-async def test_r_n98_r_n99_an_answer_sent_again_is_one(backend: Backend, agent_log: Path) -> None:
+async def test_n98_r_n99_an_answer_sent_again_is_one(backend: Backend, agent_log: Path) -> None:
     session, execution_id, (gate,) = await waiting(backend)
     good = request_of(session, one(gate.interaction_id, decision=ALLOWED))
     answers = await asyncio.gather(*(backend.sessions.AnswerInteractions(good) for _ in range(4)))
