@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 EVERY = 5.0
 RETIRE_EVERY = 60.0
 _BATCH = 500
-# In one look, of each kind of row.
-_BATCHES = 20
+# For each kind of row in one look; what is left then waits for the next one.
+_RETIRE_SECONDS = 5.0
 # Who has not looked for longer than this does not know what happened meanwhile.
 _GAP = 30.0
 
@@ -69,11 +69,9 @@ class Upkeep:
             return
         # What names others goes before them.
         for what in ("requests", "commands", "inputs", "gates", "executions", "project_requests"):
-            gone = 0
-            for _ in range(_BATCHES):
+            gone, deleted, ends = 0, _BATCH, self._clock.monotonic() + _RETIRE_SECONDS
+            while deleted == _BATCH and self._clock.monotonic() < ends:
                 deleted = await self._rows.retire(what, self._retention, _BATCH)
                 gone += deleted
-                if deleted < _BATCH:
-                    break
             if gone:
                 logger.info("settled rows deleted", extra={"rows": what, "count": gone})
