@@ -1,5 +1,6 @@
 -- What keeps the tables of commands true and small. Sessions that are locked are being changed: they are left for another
--- time, so that nobody waits for any of this.
+-- time, so that nobody waits for any of this. Where requests are looked up by what they made it is one by one, by a scalar
+-- subquery: a join would read all of them for each batch.
 
 -- name: return_commands
 WITH expired AS (
@@ -59,7 +60,7 @@ SELECT count(*) FROM gone
 WITH old AS (
     SELECT command_id, project, session FROM pool.command c
     WHERE settled_at < now() - make_interval(secs => $1)
-      AND NOT EXISTS (SELECT 1 FROM pool.request r WHERE r.command_id = c.command_id)
+      AND (SELECT 1 FROM pool.request r WHERE r.command_id = c.command_id LIMIT 1) IS NULL
     LIMIT $2
 ), locked AS (
     SELECT project, session FROM pool.session
@@ -77,7 +78,7 @@ SELECT count(*) FROM gone
 WITH old AS (
     SELECT input_id, project, session FROM pool.input i
     WHERE state <> 'PENDING' AND created_at < now() - make_interval(secs => $1)
-      AND NOT EXISTS (SELECT 1 FROM pool.request r WHERE r.input_id = i.input_id)
+      AND (SELECT 1 FROM pool.request r WHERE r.input_id = i.input_id LIMIT 1) IS NULL
       AND NOT EXISTS (
           SELECT 1 FROM pool.execution e
           WHERE e.execution_id = i.execution_id
