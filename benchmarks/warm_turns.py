@@ -97,7 +97,7 @@ def addresses_of(services: Mapping[str, Service], pools: Iterable[Service]) -> A
 
 
 @asynccontextmanager
-async def house(rig: Rig, pools: int = 1, **environment: str) -> AsyncIterator[House]:
+async def house(rig: Rig, pools: int = 1, /, **environment: str) -> AsyncIterator[House]:
     """All four services on one rig, with so many processes of the pool. `environment` is for all of them."""
     tokens = {name: secrets.token_urlsafe(24) for name in ("services", "client")}
     scopes = {"services": ["read", "run", "admin", "internal"], "client": ["read", "run", "admin"]}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
+from hearth.client import Addresses, Client, session_key
+from hearth.session.v1 import session_pb2 as control_pb2
+from hearth.types.v1 import event_pb2
+from tests.contract.pool.house import eventually
 from tests.support.cli import Hearth
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -19,42 +22,48 @@ def new() -> str:
     return f"control-{uuid.uuid4().hex[:8]}"
 
 
-async def eventually(look: Callable[[], Awaitable[Any]], seconds: float = 60.0) -> Any:
-    """Run a command again and again until it shows something."""
-    async with asyncio.timeout(seconds):
-        while not (found := await look()):
-            pass
-        return found
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(hearth: Hearth) -> AsyncIterator[Client]:
+    """What the commands did is looked at without them."""
+    where = hearth.addresses()
+    addresses = Addresses(**{name: where[name] for name in ("pool", "history", "relay", "sandbox")})
+    async with Client(addresses) as found:
+        yield found
 
 
-async def shown(hearth: Hearth, session: str) -> Any:
-    return (await hearth.run("sessions", session, "--json")).json()
-
-
-async def begun(hearth: Hearth, session: str, text: str = LONG, *options: str) -> str:
+async def begun(hearth: Hearth, client: Client, session: str, text: str = LONG, *options: str) -> str:
     """Send a message that the agent works on; its execution."""
     sent = (await hearth.run("send", session, text, "--json", *options)).json()
     execution: str = sent["started"]["execution"]["execution_id"]
 
     async def running() -> bool:
-        state: str = (await shown(hearth, session))["execution"]["state"]
-        return state in ("EXECUTION_STATE_RUNNING", "EXECUTION_STATE_WAITING")
+        state = (await client.get_execution(session_key("demo", session), execution)).state
+        return state in (control_pb2.EXECUTION_STATE_RUNNING, control_pb2.EXECUTION_STATE_WAITING)
 
     await eventually(running)
     return execution
 
 
-async def types(hearth: Hearth, session: str) -> list[str]:
-    return [item["event"]["type"] for item in (await hearth.run("history", session, "--json")).lines()]
+async def log_of(client: Client, session: str) -> list[event_pb2.Event]:
+    return [item.event async for item in client.history(session_key("demo", session))]
 
 
-async def test_what_waits_is_listed_changed_taken_out_and_run_first(hearth: Hearth) -> None:
+async def asked(client: Client, session: str, number: int) -> bool:
+    """Whether so many interactions wait for an answer."""
+    return len([found async for found in client.interactions(session_key("demo", session))]) == number
+
+
+async def types(client: Client, session: str) -> list[str]:
+    return [event.type for event in await log_of(client, session)]
+
+
+async def test_what_waits_is_listed_changed_taken_out_and_run_first(hearth: Hearth, client: Client) -> None:
     session = new()
-    first = await begun(hearth, session)
+    first = await begun(hearth, client, session)
     inputs = []
     for text in ("one", "two", "three"):
-        sent = (await hearth.run("send", session, text, "--json")).json()
-        inputs.append(sent["queued"]["input_id"])
+        sent = await client.send(session_key("demo", session), text)
+        inputs.append(sent.queued.input_id)
     listed = (await hearth.run("queue", "list", session, "--json")).json()
     assert [found["input_id"] for found in listed["inputs"]] == inputs
     assert not listed["paused"]
@@ -74,21 +83,20 @@ async def test_what_waits_is_listed_changed_taken_out_and_run_first(hearth: Hear
     assert moved["steered"]["command"]["execution_id"] == first
 
     async def both_ran() -> bool:
-        return (await types(hearth, session)).count("execution.completed") == 2
+        return (await types(client, session)).count("execution.completed") == 2
 
     await eventually(both_ran)
-    log = [item["event"] for item in (await hearth.run("history", session, "--json")).lines()]
-    promoted = [event["input_promoted"]["input_id"] for event in log if event["type"] == "input.promoted"]
+    log = await log_of(client, session)
+    promoted = [event.input_promoted.input_id for event in log if event.HasField("input_promoted")]
     assert promoted == [inputs[2], inputs[1]]
-    (stopped,) = [event for event in log if event["type"] == "execution.stopped"]
-    assert stopped["execution_stopped"]["reason"] == "steer"
+    assert [event.execution_stopped.reason for event in log if event.HasField("execution_stopped")] == ["steer"]
     assert (await hearth.run("queue", "list", session)).stdout.strip() == "nothing waits"
 
 
-async def test_a_stop_says_what_came_of_it_and_the_queue_waits_for_resume(hearth: Hearth) -> None:
+async def test_a_stop_says_what_came_of_it_and_the_queue_waits_for_resume(hearth: Hearth, client: Client) -> None:
     session = new()
-    execution = await begun(hearth, session)
-    assert (await hearth.run("send", session, "later")).code == 0
+    execution = await begun(hearth, client, session)
+    await client.send(session_key("demo", session), "later")
     command = (await hearth.run("stop", session, "--wait", "--json")).json()
     assert command["execution_id"] == execution
     assert command["outcome"] == "COMMAND_OUTCOME_STOPPED"
@@ -104,31 +112,29 @@ async def test_a_stop_says_what_came_of_it_and_the_queue_waits_for_resume(hearth
     assert (await hearth.run("queue", "resume", session)).code == 0
 
 
-async def test_kill_empties_all_and_the_session_goes_on_cold(hearth: Hearth) -> None:
+async def test_kill_empties_all_and_the_session_goes_on_cold(hearth: Hearth, client: Client) -> None:
     session = new()
-    await begun(hearth, session)
-    assert (await hearth.run("send", session, "never")).code == 0
-    before = await shown(hearth, session)
+    await begun(hearth, client, session)
+    await client.send(session_key("demo", session), "never")
+    before = (await hearth.run("sessions", session, "--json")).json()
     killed = (await hearth.run("kill", session, "--json")).json()
     assert int(killed["epoch"]) > int(before["epoch"])
     assert "queued_inputs" not in killed
     assert "killed" in (await hearth.run("kill", session)).stdout
-    assert "input.removed" in await types(hearth, session)
+    assert "input.removed" in await types(client, session)
     again = await hearth.run("send", session, "hello", "--wait")
     assert again.code == 0
     assert "cold" in again.stdout
 
 
-async def test_what_is_asked_is_listed_and_answered(hearth: Hearth) -> None:
+async def test_what_is_asked_is_listed_and_answered(hearth: Hearth, client: Client) -> None:
     session = new()
     asking = 'parallel ask search {"for": "hearths"}\nparallel ask remove {"path": "all"}\nparallel ask look {}'
-    await begun(hearth, session, asking, "--permissions", "ask,look=allow")
+    await begun(hearth, client, session, asking, "--permissions", "ask,look=allow")
 
-    async def asked() -> Any:
-        found = (await hearth.run("gates", session, "--json")).json()["interactions"]
-        return found if len(found) == 2 else None
-
-    gates = {gate["request"]["tool_name"]: gate for gate in await eventually(asked)}
+    await eventually(lambda: asked(client, session, 2))
+    listed = (await hearth.run("gates", session, "--json")).json()["interactions"]
+    gates = {gate["request"]["tool_name"]: gate for gate in listed}
     assert set(gates) == {"search", "remove"}
     assert gates["search"]["session"] == {"project": "demo", "session": session}
     assert gates["search"]["request"]["tool_call_id"] != gates["search"]["interaction_id"]
@@ -150,50 +156,40 @@ async def test_what_is_asked_is_listed_and_answered(hearth: Hearth) -> None:
     assert (await hearth.run("answer", session, "--deny")).code == 4
 
     async def over() -> bool:
-        return "execution.completed" in await types(hearth, session)
+        return "execution.completed" in await types(client, session)
 
     await eventually(over)
-    log = [item["event"] for item in (await hearth.run("history", session, "--json")).lines()]
-    ran = {
-        event["tool_completed"]["name"]: event["tool_completed"]["status"]
-        for event in log
-        if event["type"] == "tool.completed"
-    }
-    assert ran["search"] == ran["look"] == "TOOL_STATUS_SUCCEEDED"
-    assert ran["remove"] == "TOOL_STATUS_DENIED"
+    completed = [event.tool_completed for event in await log_of(client, session) if event.HasField("tool_completed")]
+    ran = {tool.name: tool.status for tool in completed}
+    assert ran["search"] == ran["look"] == event_pb2.TOOL_STATUS_SUCCEEDED
+    assert ran["remove"] == event_pb2.TOOL_STATUS_DENIED
     assert (await hearth.run("gates", session)).stdout.strip() == "nobody is asked anything"
     everything = (await hearth.run("gates", session, "--all")).stdout
     assert "denied, consumed" in everything
     assert "ann" in everything
 
 
-async def test_a_question_is_answered_in_words(hearth: Hearth) -> None:
+async def test_a_question_is_answered_in_words(hearth: Hearth, client: Client) -> None:
     session = new()
-    await begun(hearth, session, 'hearth-ask {"prompt": "which colour?"}')
+    await begun(hearth, client, session, 'hearth-ask {"prompt": "which colour?"}')
 
-    async def asked() -> Any:
-        return "which colour?" in (await hearth.run("gates", session)).stdout
-
-    await eventually(asked)
+    await eventually(lambda: asked(client, session, 1))
+    assert "which colour?" in (await hearth.run("gates", session)).stdout
     assert (await hearth.run("answer", session, "--text", "blue")).code == 0
 
     async def over() -> bool:
-        return "execution.completed" in await types(hearth, session)
+        return "execution.completed" in await types(client, session)
 
     await eventually(over)
     assert "blue" in (await hearth.run("history", session)).stdout
 
 
-async def test_wrong_use_and_refusals_say_what_to_do(hearth: Hearth) -> None:
+async def test_refusals_say_what_to_do(hearth: Hearth, client: Client) -> None:
     session = new()
-    for command in (("queue", "list", session), ("stop", session), ("gates", session), ("sessions", session)):
+    for command in (("queue", "list", session), ("gates", session)):
         refused = await hearth.run(*command)
         assert (refused.code, "SESSION_NOT_FOUND" in refused.stderr) == (4, True), refused.stderr
-    assert (await hearth.run("answer", session)).code == 2
-    assert (await hearth.run("answer", session, "--allow", "--deny")).code == 2
-    assert (await hearth.run("answer", session, "x", "--allow", "--all")).code == 2
-    assert (await hearth.run("send", session, "x", "--permissions", "maybe")).code == 2
-    assert (await hearth.run("send", session, "hello", "--wait")).code == 0
+    await client.send(session_key("demo", session), "hello")
     assert (await hearth.run("queue", "remove", session, "abc")).code == 2
     unknown = await hearth.run("answer", session, str(uuid.uuid4()), "--allow")
     assert (unknown.code, "INTERACTION_NOT_FOUND" in unknown.stderr) == (4, True), unknown.stderr

@@ -57,16 +57,18 @@ def after(*events: event_pb2.Event) -> Standing:
     return standing
 
 
+def works(standing: Standing) -> tuple[bool, bool]:
+    return standing.working, standing.listening
+
+
 def test_a_turn_works_from_its_admission_to_its_ending() -> None:
     standing = Standing()
-    assert standing.listening
+    assert works(standing) == (False, True)
     standing.begun("e1")
-    assert standing.working
-    assert not standing.listening
+    assert works(standing) == (True, False)
     standing.take(started("e1"))
     standing.take(completed("e1"))
-    assert not standing.working
-    assert standing.listening
+    assert works(standing) == (False, True)
 
 
 def test_an_ending_that_overtakes_its_admission_stays_an_ending() -> None:
@@ -88,10 +90,10 @@ def test_what_waits_works_on_unless_the_queue_is_paused() -> None:
 
     standing = after(started("e1"), queued("i1"), completed("e1"))
     standing.settled(session("e1", ended=True, paused=True))
-    assert not standing.working
+    assert works(standing) == (False, True)
     assert standing.waiting == {"i1": "x"}
     standing.begun("e2")
-    assert standing.working
+    assert works(standing) == (True, False)
 
 
 def test_an_input_that_left_the_queue_does_not_come_back() -> None:
@@ -107,14 +109,13 @@ def test_an_input_that_left_the_queue_does_not_come_back() -> None:
 
 def test_what_is_asked_is_open_once() -> None:
     standing = after(started("e1"), asks("a"), asks("b"))
-    assert standing.working
-    assert standing.listening
+    assert works(standing) == (True, True)
     standing.answered(["a"])
     standing.take(asks("a"))
     standing.take(answered("a"))
     assert list(standing.asked) == ["b"]
     standing.take(answered("b"))
-    assert not standing.listening
+    assert works(standing) == (True, False)
     resolved = event("interaction.resolved", interaction_resolved=event_pb2.InteractionResolved(interaction_id="c"))
     standing.take(resolved)
     standing.take(asks("c"))
@@ -124,11 +125,10 @@ def test_what_is_asked_is_open_once() -> None:
 def test_inputs_behind_a_paused_turn_wait_for_the_answer() -> None:
     standing = after(started("e1"), asks("a"), queued("i1"), paused("e1"))
     standing.settled(session("e1", ended=True))
-    assert standing.listening
-    assert not standing.working
+    assert works(standing) == (False, True)
     standing.answered(["a"])
     standing.begun("e2")
-    assert standing.working
+    assert works(standing) == (True, False)
 
 
 def test_a_look_at_the_session_shows_what_came_before() -> None:
