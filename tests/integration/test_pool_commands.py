@@ -19,6 +19,7 @@ from services.pool.control.admission import OnBusy
 from services.pool.control.commands import CLAIM_LEASE, MAX_ATTEMPTS, Aim, Commands
 from services.pool.control.executions import Winner
 from services.pool.control.inputs import Inputs, NewInput
+from services.pool.control.interactions import Interactions, NewGate
 from services.pool.control.settlement import Settled, Settlement
 from services.pool.control.starts import Starts
 from services.pool.control.upkeep import Upkeep
@@ -30,9 +31,12 @@ from services.pool.rows import (
     CommandState,
     Execution,
     ExecutionState,
+    GateKind,
+    GateState,
     InputState,
     Key,
     OutboxRow,
+    Resolution,
 )
 from services.pool.settings import PoolSettings
 from services.pool.store import PLANNER, SCHEMA, PickedUp, Store
@@ -51,6 +55,7 @@ class Desk:
         self.pool, self.store, self.rows = pool, Store(pool), UpkeepRows(pool)
         starts = Starts(clock, ids, "scripted")
         self.settlement = Settlement(self.store, starts, Log(nowhere), clock, changed=_nobody)
+        self.interactions = Interactions(self.store, starts, clock, expiry=600.0, changed=_nobody)
         self.commands = Commands(self.store, clock, ids, changed=_nobody)
         self.inputs = Inputs(
             self.store,
@@ -510,6 +515,26 @@ async def test_a_stop_pauses_the_queue_whichever_ending_wins(desk: Desk) -> None
         assert session is not None
         assert (settled.promoted, session.queue_paused) == (None, True), kind
         assert await desk.queue(key) == [waiting]
+
+
+async def test_n110_a_steer_closes_what_the_agent_asks_before_it_has_its_answer(desk: Desk) -> None:
+    """From the commit of a Stop, or of a steer, on an answer is too late, and nobody is told otherwise."""
+    for on_busy in (OnBusy.STEER, None):
+        key = new_key()
+        execution = await desk.running(key)
+        asked = NewGate("call", "1", GateKind.APPROVAL, "search", "{}")
+        (gate,) = await desk.interactions.ask(execution, HERE, [asked]) or []
+        assert gate.state is GateState.PENDING
+        if on_busy is not None:
+            await desk.send(key, on_busy)
+        else:
+            await desk.stop(key, execution.execution_id)
+        (gate,) = await desk.store.gates(execution.execution_id)
+        assert (gate.state, gate.resolution) == (GateState.CLOSED, Resolution.CANCELLED)
+        found = await desk.store.execution(key, execution.execution_id)
+        assert found is not None
+        assert found.state is ExecutionState.STOPPING
+        assert await desk.interactions.take(execution, HERE) is None
 
 
 async def test_one_open_cancel_whoever_asks(desk: Desk) -> None:
