@@ -252,6 +252,30 @@ async def test_beyond_the_cap_the_turn_that_asks_now_is_paused(patient: House, j
         await backend.close()
 
 
+async def test_a_question_that_expires_is_denied_to_the_agent_that_waits(house: House, journal: Journal) -> None:
+    house.pool.env.update(HEARTH_APPROVAL_WINDOW="600", HEARTH_INTERACTION_EXPIRY="2")
+    await restarted(house)
+    backend = Backend(house)
+    try:
+        session = key()
+        text = 'parallel ask deploy {}\nparallel hearth-ask {"prompt": "Which?"}\nstream 2 words'
+        execution_id = await sent(backend, session, text)
+        cards = await asked(backend, session, 2)
+        ending = await backend.ending(session, execution_id)
+        assert ending.HasField("execution_completed")
+        assert [line["outcome"] for line in journal.of(execution_id, "permission")] == ["reject_once"]
+        assert [line["answer"] for line in journal.of(execution_id, "answer")] == [{"outcome": "cancelled"}]
+        assert journal.ran(execution_id) == []
+        assert await tools_of(backend, session, execution_id) == {cards[0].request.tool_call_id: "DENIED"}
+        told = await resolved(backend, session)
+        assert {told[card.interaction_id].resolution for card in cards} == {event_pb2.INTERACTION_RESOLUTION_EXPIRED}
+    finally:
+        await backend.close()
+        house.pool.env["HEARTH_APPROVAL_WINDOW"] = "0.5"
+        del house.pool.env["HEARTH_INTERACTION_EXPIRY"]
+        await restarted(house)
+
+
 @pytest.mark.parametrize("how", ["terminate", "kill"])
 async def test_a_question_outlives_the_pool(patient: House, journal: Journal, how: str) -> None:
     backend = Backend(patient)
@@ -334,31 +358,42 @@ async def test_a_pool_that_dies_while_it_pauses_a_turn_leaves_the_question_open(
     assert [e.type for e in await backend.events(session) if is_ending(e, execution_id)] == ["execution.paused"]
 
 
-async def test_an_answer_that_comes_while_a_turn_is_being_paused_is_for_the_next_one(
-    house: House, backend: Backend, journal: Journal
-) -> None:
-    session = key()
-    execution_id = await sent(backend, session, "stream 2 words\nsleep 2\nask deploy {}")
-    await eventually(lambda: has_begun(backend, session, execution_id))
+async def test_what_comes_while_a_turn_is_being_paused(house: House, backend: Backend, journal: Journal) -> None:
+    """From the moment on at which that is decided an answer is for the next execution, and a Stop finds nothing that
+    runs; either is committed, and counts."""
+    answered, stopped = key("answered"), key("stopped")
+    execution_id, other_id = [
+        await sent(backend, session, "stream 2 words\nsleep 2\nask deploy {}") for session in (answered, stopped)
+    ]
+    await eventually(lambda: has_begun(backend, answered, execution_id))
+    await eventually(lambda: has_begun(backend, stopped, other_id))
     with frozen(house, "history"):
-        (card,) = await asked(backend, session)
+        (card,) = await asked(backend, answered)
+        (other,) = await asked(backend, stopped)
 
         async def draining() -> bool:
-            return await state_of(backend, session) == "DRAINING"
+            return [await state_of(backend, session) for session in (answered, stopped)] == ["DRAINING"] * 2
 
         await eventually(draining)
-        assert (await backend.execution(session, execution_id)).state == sessions.EXECUTION_STATE_WAITING
-        response = await answer(backend, session, {card.interaction_id: ALLOWED})
+        assert (await backend.execution(answered, execution_id)).state == sessions.EXECUTION_STATE_WAITING
+        response = await answer(backend, answered, {card.interaction_id: ALLOWED})
         assert response.interactions[0].state == sessions.INTERACTION_STATE_ANSWERED
+        command = await backend.stop(stopped, other_id)
         await asyncio.sleep(1.5)
-        assert (await interactions(backend, session))[0].state == sessions.INTERACTION_STATE_ANSWERED
-        # Its agent is closed only after the settlement.
-        assert await state_of(backend, session) == "DRAINING"
-    ending = await backend.ending(session, execution_id)
-    assert ending.HasField("execution_paused")
-    after = await gone_on(backend, session, execution_id)
+        assert (await interactions(backend, answered))[0].state == sessions.INTERACTION_STATE_ANSWERED
+        # The agents are closed only after the settlement.
+        assert await draining()
+    assert (await backend.ending(answered, execution_id)).HasField("execution_paused")
+    after = await gone_on(backend, answered, execution_id)
     assert (journal.ran(execution_id), journal.ran(after.execution_id)) == ([], ["deploy"])
-    assert len([e for e in await backend.events(session) if e.HasField("execution_started")]) == 2
+    assert len([e for e in await backend.events(answered) if e.HasField("execution_started")]) == 2
+
+    assert (await backend.ending(stopped, other_id)).HasField("execution_paused")
+    await backend.settled(stopped, other_id)
+    assert (await backend.command(stopped, command.command_id)).outcome == sessions.COMMAND_OUTCOME_NOT_RUNNING
+    assert (await interactions(backend, stopped))[0].state == sessions.INTERACTION_STATE_CLOSED
+    assert (await refused(answer(backend, stopped, {other.interaction_id: ALLOWED}))).reason == "INTERACTION_CLOSED"
+    assert journal.ran(other_id) == []
 
 
 async def test_answers_of_a_continuation_that_never_reached_its_agent_go_with_the_next_message(
