@@ -30,6 +30,7 @@ class Load:
         self.spill = directory / f"{name}.spill"
         self.spill.mkdir()
         self._log = directory / f"{name}.log"
+        self._ready = directory / f"{name}.ready"
         self._history, self._relay, self._seed = history, relay, seed
         self._process: asyncio.subprocess.Process | None = None
 
@@ -45,11 +46,13 @@ class Load:
 
     async def start(self, epoch: int = 0) -> None:
         """Start it; its sessions begin above `epoch`."""
+        self._ready.unlink(missing_ok=True)
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "tests.faults.load", "--history", self._history, "--relay", self._relay),
                 *("--journal", str(self.journal), "--spill", str(self.spill), "--seed", str(self._seed)),
+                *("--ready", str(self._ready)),
                 *("--sessions", ",".join(session for _, session in self.keys), "--epoch", str(epoch)),
                 stdout=log,
                 stderr=log,
@@ -65,9 +68,13 @@ class Load:
     async def finish(self, timeout: float) -> int:
         """Let it end what it began; its exit code. TimeoutError, and it is killed, when that takes too long."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(timeout):
+                # One that was only just started does not hear the signal yet, and would die of it.
+                while self.running and not self._ready.exists():
+                    await asyncio.sleep(_POLL_SECONDS)
+                if self.running:
+                    self._process.send_signal(signal.SIGTERM)
                 return await self._process.wait()
         except TimeoutError:
             await self.kill()

@@ -239,10 +239,12 @@ async def main() -> None:
     parser.add_argument("--spill", required=True)
     parser.add_argument("--sessions", required=True, help="names, separated by commas")
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--ready", required=True, type=Path, help="file to make once SIGTERM is heard")
     parser.add_argument("--epoch", type=int, default=0, help="begin above this epoch")
     options = parser.parse_args()
     done = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, done.set)
+    options.ready.touch()
     journal = Journal(options.journal)
     limits = ProducerLimits(waiting_bytes=MEMORY_BYTES, spill_dir=options.spill, history_answer=4.0, relay_answer=4.0)
     async with open_channel(options.history) as history, open_channel(options.relay) as relay:
