@@ -71,7 +71,9 @@ class Load:
         try:
             async with asyncio.timeout(timeout):
                 # One that was only just started does not hear the signal yet, and would die of it.
-                while self.running and not self._ready.exists():
+                while self.running:
+                    if self._ready.exists():
+                        break
                     await asyncio.sleep(_POLL_SECONDS)
                 if self.running:
                     self._process.send_signal(signal.SIGTERM)
