@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from services.pool.sealing import new_key
 from tests.contract.pool.house import SCRIPTED, Backend, House, agent_log_of
+from tests.contract.pool.people import asking
 from tests.support.servers import Servers
 
 
@@ -35,6 +36,19 @@ def shared_house(servers: Servers) -> Iterator[House]:
         "HEARTH_APPROVAL_WINDOW": "0",
         "HEARTH_SECRET_KEY": new_key(),
     }
+    with House(directory, dsn, servers.empty_valkey(), env).running() as found:
+        yield found
+    servers.drop_database(dsn)
+
+
+@pytest.fixture(scope="package")
+def asking_house(servers: Servers) -> Iterator[House]:
+    """The services for modules whose agents ask people for everything, and wait for them for long.
+
+    The agents write down what reaches them (`agent_log_of`).
+    """
+    directory, dsn = servers.scratch(), servers.create_database()
+    env = {**asking(agent_log_of(directory)), "HEARTH_SECRET_KEY": new_key()}
     with House(directory, dsn, servers.empty_valkey(), env).running() as found:
         yield found
     servers.drop_database(dsn)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 
 import grpc.aio
 import psutil
@@ -16,8 +14,7 @@ from hearth.relay.v1 import relay_service_pb2, relay_service_pb2_grpc
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import content_pb2, event_pb2, session_pb2
-from services.pool.sealing import new_key
-from tests.contract.pool.house import Backend, House, agent_text, eventually, key, summary
+from tests.contract.pool.house import Backend, House, agent_log_of, agent_text, eventually, key, summary
 from tests.contract.pool.people import (
     AGENT,
     ALLOWED,
@@ -25,34 +22,24 @@ from tests.contract.pool.people import (
     Journal,
     answer,
     asked,
-    asking,
     interactions,
     resolved,
     state_of,
     tools_of,
 )
 from tests.contract.pool.refusals import refused
-from tests.support.servers import Servers
 
 
 @pytest.fixture(scope="module")
-def agent_log(servers: Servers) -> Path:
-    """Where the agents of this module write down what reaches them."""
-    return servers.scratch() / "agents.jsonl"
-
-
-@pytest.fixture(scope="module")
-def house(servers: Servers, module_postgres_dsn: str, module_valkey_url: str, agent_log: Path) -> Iterator[House]:
+def house(asking_house: House) -> House:
     """Services whose agents ask people, and wait for them for long."""
-    env = {**asking(agent_log), "HEARTH_SECRET_KEY": new_key()}
-    with House(servers.scratch(), module_postgres_dsn, module_valkey_url, env).running() as found:
-        yield found
+    return asking_house
 
 
 @pytest.fixture
-def journal(agent_log: Path) -> Journal:
+def journal(house: House) -> Journal:
     """What the agents wrote down."""
-    return Journal(agent_log)
+    return Journal(agent_log_of(house.directory))
 
 
 async def sent(backend: Backend, session: session_pb2.SessionKey, text: str, **more: object) -> str:

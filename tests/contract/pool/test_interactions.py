@@ -5,36 +5,32 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 
 import asyncpg
 import grpc
 import grpc.aio
 import pytest
 
-from hearth.pool.v1 import pool_service_pb2
+from hearth.pool.v1 import pool_pb2, pool_service_pb2
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import event_pb2, session_pb2
 from services.pool.control.gates import input_digest
-from tests.contract.pool.house import Backend, House, key
-from tests.contract.pool.people import ALLOWED, DENIED, Journal, answer, asked, asking, interactions, resolved
+from tests.contract.pool.house import Backend, House, agent_log_of, key
+from tests.contract.pool.people import ALLOWED, DENIED, Journal, answer, asked, interactions, resolved
 from tests.contract.pool.refusals import refused
-from tests.support.servers import Servers
 
 
 @pytest.fixture(scope="module")
-def agent_log(servers: Servers) -> Path:
-    """Where the agents of this module write down what reaches them."""
-    return servers.scratch() / "agents.jsonl"
-
-
-@pytest.fixture(scope="module")
-def house(servers: Servers, module_postgres_dsn: str, module_valkey_url: str, agent_log: Path) -> Iterator[House]:
+def house(asking_house: House) -> House:
     """Services whose agents ask people, and wait for them for long."""
-    with House(servers.scratch(), module_postgres_dsn, module_valkey_url, asking(agent_log)).running() as found:
-        yield found
+    return asking_house
+
+
+@pytest.fixture
+def journal(house: House) -> Journal:
+    """What the agents wrote down."""
+    return Journal(agent_log_of(house.directory))
 
 
 async def waiting(
@@ -57,6 +53,12 @@ def request_of(
 def one(interaction_id: str = "", **fields: object) -> sessions.InteractionAnswer:
     """An answer."""
     return sessions.InteractionAnswer(interaction_id=interaction_id or str(uuid.uuid4()), **fields)  # type: ignore[arg-type]
+
+
+async def entries_of(backend: Backend, *keys: session_pb2.SessionKey) -> list[pool_pb2.Entry]:
+    """The live agents of sessions."""
+    found = (await backend.pools.ListEntries(pool_service_pb2.ListEntriesRequest())).entries
+    return [entry for entry in found if entry.session in keys]
 
 
 _ID = str(uuid.uuid4())
@@ -115,10 +117,11 @@ async def test_both_ids_digest_and_time_are_given_everywhere(backend: Backend) -
     assert (await backend.session(session)).open_interactions == 0
 
 
-async def test_wrong_and_foreign_answers_are_refused_and_change_nothing(backend: Backend, agent_log: Path) -> None:
+async def test_wrong_and_foreign_answers_are_refused_and_change_nothing(backend: Backend, journal: Journal) -> None:
     session, execution_id, (gate,) = await waiting(backend)
     other, _, (foreign,) = await waiting(backend)
-    entries = (await backend.pools.ListEntries(pool_service_pb2.ListEntriesRequest())).entries
+    entries = await entries_of(backend, session, other)
+    assert [entry.state for entry in entries] == [pool_pb2.ENTRY_STATE_AWAITING] * 2
     wrong = [
         (request_of(session, one(decision=ALLOWED)), "INTERACTION_NOT_FOUND"),
         (request_of(session, one(foreign.interaction_id, decision=ALLOWED)), "INTERACTION_NOT_FOUND"),
@@ -143,14 +146,14 @@ async def test_wrong_and_foreign_answers_are_refused_and_change_nothing(backend:
         assert error.reason == reason
     assert [one.state for one in await interactions(backend, session)] == [sessions.INTERACTION_STATE_PENDING]
     # The agents wait on, in what they waited in.
-    assert (await backend.pools.ListEntries(pool_service_pb2.ListEntriesRequest())).entries == entries
+    assert await entries_of(backend, session, other) == entries
     await answer(backend, other, {foreign.interaction_id: DENIED})
     await answer(backend, session, {gate.interaction_id: ALLOWED})
     assert (await backend.ending(session, execution_id)).HasField("execution_completed")
-    assert Journal(agent_log).ran(execution_id) == ["edit"]
+    assert journal.ran(execution_id) == ["edit"]
 
 
-async def test_n98_r_n99_an_answer_sent_again_is_one(backend: Backend, agent_log: Path) -> None:
+async def test_n98_n99_an_answer_sent_again_is_one(backend: Backend, journal: Journal) -> None:
     session, execution_id, (gate,) = await waiting(backend)
     good = request_of(session, one(gate.interaction_id, decision=ALLOWED))
     answers = await asyncio.gather(*(backend.sessions.AnswerInteractions(good) for _ in range(4)))
@@ -164,10 +167,10 @@ async def test_n98_r_n99_an_answer_sent_again_is_one(backend: Backend, agent_log
     changed.answers[0].decision = DENIED
     error = await refused(backend.sessions.AnswerInteractions(changed))
     assert (error.code, error.reason) == (grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_REUSED")
-    assert Journal(agent_log).ran(execution_id) == ["edit"]
+    assert journal.ran(execution_id) == ["edit"]
 
 
-async def test_of_two_who_answer_at_once_one_is_heard(backend: Backend, agent_log: Path) -> None:
+async def test_of_two_who_answer_at_once_one_is_heard(backend: Backend, journal: Journal) -> None:
     session, execution_id, (gate,) = await waiting(backend)
     results = await asyncio.gather(
         *(answer(backend, session, {gate.interaction_id: ALLOWED}, by=name) for name in ("ada", "bob", "eve")),
@@ -186,7 +189,7 @@ async def test_of_two_who_answer_at_once_one_is_heard(backend: Backend, agent_lo
         "CONSUMED",
         "ALLOWED",
     )
-    assert Journal(agent_log).ran(execution_id) == ["edit"]
+    assert journal.ran(execution_id) == ["edit"]
 
 
 async def test_who_answered_is_the_caller_unless_it_says_who(backend: Backend) -> None:
@@ -238,7 +241,7 @@ async def test_pages_and_filters_of_what_was_asked(backend: Backend) -> None:
 
 
 async def test_what_nobody_answers_in_time_is_denied_and_the_agent_goes_on(
-    backend: Backend, database: asyncpg.Connection[asyncpg.Record], agent_log: Path
+    backend: Backend, database: asyncpg.Connection[asyncpg.Record], journal: Journal
 ) -> None:
     session, execution_id, (gate,) = await waiting(backend)
     await database.execute("UPDATE pool.gate SET expires_at = now() WHERE interaction_id = $1", gate.interaction_id)
@@ -248,7 +251,7 @@ async def test_what_nobody_answers_in_time_is_denied_and_the_agent_goes_on(
     found = (await resolved(backend, session))[gate.interaction_id]
     assert (found.resolution, found.decided_by) == (event_pb2.INTERACTION_RESOLUTION_EXPIRED, "expiry")
     assert found.decision == event_pb2.DECISION_UNSPECIFIED
-    assert Journal(agent_log).ran(execution_id) == []
+    assert journal.ran(execution_id) == []
 
 
 async def test_a_deleted_session_takes_no_answer(backend: Backend) -> None:
