@@ -247,7 +247,7 @@ async def test_n19_n27_an_ending_settles_a_command_that_nobody_took(desk: Desk) 
         assert await desk.command(key, command.command_id) == found
 
 
-async def test_n21_n31_n45_what_is_late_of_an_older_execution_leaves_a_newer_one_alone(desk: Desk) -> None:
+async def test_n21_n31_n45_n91_what_is_late_of_an_older_execution_leaves_a_newer_one_alone(desk: Desk) -> None:
     key = new_key()
     older = await desk.running(key)
     await desk.end(key, older, "completed")
@@ -261,6 +261,19 @@ async def test_n21_n31_n45_what_is_late_of_an_older_execution_leaves_a_newer_one
     assert (await desk.command(key, command.command_id)).state is CommandState.PENDING
 
 
+async def test_n37_n50_two_endings_settled_at_once_are_one_and_both_learn_which(desk: Desk) -> None:
+    for _ in range(4):
+        key = new_key()
+        execution = await desk.running(key)
+        settled = await asyncio.gather(*(desk.end(key, execution, kind) for kind in ("completed", "lost", "stopped")))
+        assert sum(one.first for one in settled) == 1
+        found = await desk.store.execution(key, execution.execution_id)
+        assert found is not None
+        assert {one.outcome for one in settled} == {found.outcome}
+        again = await desk.end(key, execution, "failed")
+        assert (again.first, again.outcome) == (False, found.outcome)
+
+
 async def test_n30_a_stop_that_has_nothing_to_stop_changes_nothing_else(desk: Desk) -> None:
     key = new_key()
     execution = await desk.running(key)
@@ -272,7 +285,7 @@ async def test_n30_a_stop_that_has_nothing_to_stop_changes_nothing_else(desk: De
     assert await desk.store.active_execution(key) is None
 
 
-async def test_n33_n82_all_that_an_ending_means_is_one_commit(desk: Desk) -> None:
+async def test_n33_all_that_an_ending_means_is_one_commit(desk: Desk) -> None:
     key = new_key()
     execution = await desk.running(key)
     steered = await desk.send(key, OnBusy.STEER)
@@ -442,6 +455,25 @@ async def test_a_backlog_of_settled_rows_goes_in_batches(desk: Desk) -> None:
     assert await desk.rows.retire("requests", 86_400.0, 10) == 10
     assert await desk.rows.retire("requests", 86_400.0, 10) == 10
     assert await desk.rows.retire("requests", 86_400.0, 10) == 5
+
+
+async def test_n46_what_has_to_stay_does_not_hide_what_can_go(desk: Desk) -> None:
+    key = new_key()
+    await desk.running(key)
+    for number in range(8):
+        await desk.send(key, request_id=f"waits-{number}")
+    await desk.set(
+        "INSERT INTO pool.request (project, session, request_id, method, fingerprint)"
+        " SELECT $1, $2, 'done-' || n, 'ResumeQueue', '' FROM generate_series(1, 3) n",
+        *key,
+    )
+    await desk.set(
+        "UPDATE pool.request SET created_at = created_at - interval '9 days' WHERE project = $1 AND session = $2", *key
+    )
+    assert await desk.rows.retire("requests", 86_400.0, 4) == 3
+    # What waits, and what runs.
+    left = "SELECT count(*) FROM pool.request WHERE project = $1 AND session = $2"
+    assert await desk.value(left, *key) == 9
 
 
 async def test_n112_an_ending_that_is_settled_twice_promotes_one_input(desk: Desk) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hearth.session.v1 import session_pb2 as sessions
+from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import event_pb2, session_pb2
 from tests.contract.pool.control import Database, busy, quiet, running, started, steer, waiting
 from tests.contract.pool.house import Backend, House, agent_log_of, eventually, frozen, key, summary
@@ -263,7 +264,28 @@ async def test_a_stopped_turn_leaves_no_tool_call_open(backend: Backend) -> None
     assert all(tool.name and tool.input_json for tool in tools)
 
 
-async def test_n36_get_command_of_another_session_is_unknown(backend: Backend) -> None:
+async def test_n94_a_kill_closes_and_empties_everything_once_and_the_session_goes_on(backend: Backend) -> None:
+    session = key()
+    await backend.run(session, "hello", spec=ASKING)
+    sent = await backend.send(session, 'ask search {"for": "x"}')
+    paused = await backend.settled(session, sent.started.execution.execution_id)
+    assert paused.outcome == sessions.EXECUTION_OUTCOME_PAUSED
+    queued = (await backend.send(session, "waits")).queued.input_id
+    request = calls.KillSessionRequest(session=session, request_id="kill")
+    killed = [(await backend.sessions.KillSession(request, timeout=30)).session for _ in range(2)]
+    assert [(one.open_interactions, one.queued_inputs) for one in killed] == [(0, 0), (0, 0)]
+    assert killed[0].epoch == killed[1].epoch
+    assert not await backend.running_sandboxes(session)
+    events = await backend.events(session)
+    assert [e.input_removed.input_id for e in events if e.HasField("input_removed")] == [queued]
+    resolved = [e.interaction_resolved.resolution for e in events if e.HasField("interaction_resolved")]
+    assert resolved == [event_pb2.INTERACTION_RESOLUTION_CANCELLED]
+    listed = (await backend.sessions.ListSessions(calls.ListSessionsRequest(project=session.project))).sessions
+    assert session in [one.session for one in listed]
+    assert summary(await backend.run(session, "hello")).how == "cold"
+
+
+async def test_get_command_of_another_session_is_unknown(backend: Backend) -> None:
     session, other = key(), key()
     execution = await busy(backend, session)
     await backend.run(other, "hello")

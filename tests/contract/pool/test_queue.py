@@ -4,6 +4,7 @@ queue, and what lets it go on."""
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 
 import pytest
@@ -22,7 +23,7 @@ from tests.contract.pool.control import (
     started,
     waiting,
 )
-from tests.contract.pool.house import Backend, House, frozen, is_ending, key, text_content
+from tests.contract.pool.house import Backend, House, agent_log_of, frozen, is_ending, key, text_content
 from tests.contract.pool.refusals import refused
 from tests.contract.pool.test_attachments import put
 
@@ -33,7 +34,7 @@ def house(shared_house: House) -> House:
     return shared_house
 
 
-async def test_n111_a_session_at_work_refuses_or_queues_and_an_idle_one_starts(
+async def test_n89_n111_a_session_at_work_refuses_or_queues_and_an_idle_one_starts(
     backend: Backend, database: Database
 ) -> None:
     session = key()
@@ -64,7 +65,7 @@ async def test_n112_each_turn_that_completes_starts_one_more(backend: Backend) -
         assert open_turns in {0, 1}
 
 
-async def test_n114_n82_a_stop_and_a_failure_start_nothing_of_what_waits(backend: Backend) -> None:
+async def test_n114_a_stop_and_a_failure_start_nothing_of_what_waits(backend: Backend) -> None:
     for text, stop in (("stream 6000 words at 60/s", True), ("sleep 0.5\nerror broken", False)):
         session = key()
         running = await busy(backend, session, text)
@@ -202,6 +203,17 @@ async def test_n118_a_retry_of_a_queued_message_names_the_execution_that_ran_it(
     again = (await backend.send(session, "hello", request_id=request_id)).started
     ran = [event.execution_id for event in events if event.execution_started.input_id == queued]
     assert (again.input_id, [again.execution.execution_id]) == (queued, ran)
+
+
+async def test_n122_one_request_sent_many_times_at_once_reaches_its_agent_once(backend: Backend, house: House) -> None:
+    session, spec = key(), sessions.SessionSpec(agent="logged")
+    answers = await asyncio.gather(*(backend.send(session, "hello", request_id="same", spec=spec) for _ in range(5)))
+    (execution_id,) = {answer.started.execution.execution_id for answer in answers}
+    await backend.settled(session, execution_id)
+    lines = [json.loads(line) for line in agent_log_of(house.directory).read_text().splitlines()]
+    prompts = [line for line in lines if line["event"] == "prompt" and line["message_id"] == execution_id]
+    assert len(prompts) == 1
+    assert started(await backend.events(session)) == [answers[0].started.input_id]
 
 
 async def test_n95_queues_of_one_session_id_in_two_projects_are_two(backend: Backend) -> None:
