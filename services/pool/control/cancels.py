@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.chassis.clock import Clock, Ids
 from services.pool.changing import Changing
 from services.pool.control import facts
+from services.pool.control.closing import close_gates
 from services.pool.rows import Command, CommandKind, CommandState, Execution, ExecutionState, Resolution
 
 
@@ -51,8 +52,7 @@ class Cancels:
     async def unask(self, changing: Changing, execution_id: str | None, *, by: str) -> None:
         """Close what an execution asks people, or (None) all that is asked in the session: it will not go on with an
         answer. `by` is `stop`, `steer`, `kill` or `delete`."""
-        closed = await changing.gates.close(execution_id, Resolution.CANCELLED)
-        changing.tell(*(facts.interaction_resolved(gate, by, self._clock.now()) for gate in closed))
+        await close_gates(changing, execution_id, Resolution.CANCELLED, by=by, at=self._clock.now())
 
     async def steer(self, changing: Changing, execution: Execution, cancel: Command | None, input_id: str) -> Command:
         """The cancel that an input waits for: the open one, which gets bound to it, or a new one."""

@@ -19,6 +19,7 @@ from services.chassis.errors import Aborted, HearthError, InvalidArgument, NotFo
 from services.pool.changing import Changing
 from services.pool.control import admission, facts, gates
 from services.pool.control.answers import check_answers
+from services.pool.control.closing import follow
 from services.pool.control.inputs import existing
 from services.pool.control.starts import Starts
 from services.pool.gate_rows import AnswerRow, GateRow
@@ -29,8 +30,6 @@ from services.pool.rows import (
     GateKind,
     GateState,
     Key,
-    Outcome,
-    Resolution,
 )
 from services.pool.store import Changed, Store
 
@@ -253,43 +252,11 @@ class Interactions:
                 changing.tell(*(facts.interaction_resolved(gate, "expiry", self._clock.now()) for gate in closed))
                 for execution_id in dict.fromkeys(gate.execution_id for gate in closed):
                     await follow(changing, self._starts, execution_id)
+            if not closed:
+                continue
             crashpoint("expire.committed")
             logger.info("interactions expired", extra={"session": str(key), "count": len(closed)})
             self._changed(key, facts=changing.told)
-
-
-async def close_gates(
-    changing: Changing, execution_id: str | None, resolution: Resolution, *, by: str, at: datetime
-) -> list[Gate]:
-    """Close what is open, of one execution or (None) of the whole session, and tell readers; what was closed.
-
-    `by` is who or what does: `stop`, `steer`, `kill`, `delete`, or empty for the end of its execution. What that means
-    for the queue is the caller's business.
-    """
-    closed = await changing.gates.close(execution_id, resolution)
-    changing.tell(*(facts.interaction_resolved(gate, by, at) for gate in closed))
-    return closed
-
-
-async def follow(changing: Changing, starts: Starts, execution_id: str, *, traceparent: str = "") -> Execution | None:
-    """What follows for an execution of which gates were answered or closed, or which was paused: whichever of these
-    comes last does it. The continuation, if this has made it.
-
-    While it is not paused, or somebody is still asked, nothing does. Then it goes on with the answers that there are;
-    without any the queue is paused, as after a Stop.
-    """
-    execution = await changing.execution(execution_id)
-    if execution is None or execution.outcome is not Outcome.PAUSED:
-        return None
-    match gates.after(*await changing.gates.counts(execution_id)):
-        case gates.Follow.NOTHING:
-            return None
-        case gates.Follow.CONTINUE:
-            return await starts.continue_(changing, execution_id, traceparent)
-        case gates.Follow.PAUSE_QUEUE:
-            if await changing.gates.continuation(execution_id) is None:
-                changing.change(queue_paused=True)
-            return None
 
 
 def _drives(row: Execution, mine: Execution, holder: str) -> bool:

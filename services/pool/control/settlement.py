@@ -8,8 +8,8 @@ import logging
 from services.chassis import crashpoints
 from services.chassis.clock import Clock
 from services.pool.changing import Changing
+from services.pool.control.closing import close_gates, follow
 from services.pool.control.executions import Queue, Winner, cancel_outcome, finished_by, queue_after
-from services.pool.control.interactions import close_gates, follow
 from services.pool.control.starts import Starts
 from services.pool.log import Log
 from services.pool.rows import Execution, Finished, Input, Key, Outcome, Resolution
