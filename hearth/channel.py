@@ -99,10 +99,10 @@ def target(address: str) -> tuple[str, bool]:
         host, _, port = one.strip().rpartition(":")
         host = "127.0.0.1" if host == "localhost" else host
         try:
-            version = ipaddress.ip_address(host.strip("[]")).version
+            version = ipaddress.ip_address(host.strip("[]")).version if port.isdecimal() else None
         except ValueError:
-            version = 0
-        if not version or not port.isdecimal():
+            version = None
+        if version is None:
             raise ValueError(f"{one.strip()!r} is not IP:port; for replicas behind a name use dns:///name:port")
         schemes.add(f"ipv{version}")
         replicas.append(f"{host}:{port}")

@@ -255,14 +255,3 @@ async def test_relay_and_sandbox_service_away_for_a_while(house: House, backend:
     assert ending.HasField("execution_completed")
     await house.processes["relay"].start()
     assert (await backend.run(session, "hello")).HasField("execution_completed")
-
-
-async def test_a_second_pool_does_not_start_beside_the_first(house: House, backend: Backend) -> None:
-    from tests.support.processes import ServiceProcess
-
-    env = {**house.pool.env, "HEARTH_POSTGRES_START_TIMEOUT": "1", "HEARTH_LISTEN": "127.0.0.1:0"}
-    second = ServiceProcess("services.pool", house.directory, env)
-    second.launch()
-    assert await second.wait(20) == 1
-    assert "another pool process runs" in second.log()
-    assert (await backend.run(key(), "hello")).HasField("execution_completed")

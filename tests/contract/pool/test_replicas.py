@@ -227,6 +227,32 @@ async def test_many_at_once_at_both_start_each_message_once(one: Backend, two: B
     assert sorted(messages) == sorted(inputs)
 
 
+async def test_an_idle_session_of_a_holder_that_does_not_answer_goes_on_at_once(
+    house: House, one: Backend, two: Backend
+) -> None:
+    """Nobody waits for it to be declared dead, which takes longer than this test may."""
+    frozen, killed = key("frozen"), key("killed")
+    for session in (frozen, killed):
+        await two.run(session, "remember my name is Ada")
+        await two.idle_entry(session)
+    holder, second = await holder_of(two.pools), house.processes["pool-2"]
+    second.freeze()
+    try:
+        ending = await one.run(frozen, "what is my name?")
+        assert "Ada" in agent_text(await one.events(frozen), ending.execution_id)
+        assert holder in {found.holder for found in (await replicas_by(one.pools)).values()}
+    finally:
+        second.thaw()
+    second.kill9()
+    ending = await one.run(killed, "what is my name?")
+    assert "Ada" in agent_text(await one.events(killed), ending.execution_id)
+    assert holder in {found.holder for found in (await replicas_by(one.pools)).values()}
+    # Whoever comes to the place of one that is gone knows that it is.
+    await second.start()
+    assert holder not in {found.holder for found in (await replicas_by(one.pools)).values()}
+    assert (await one.session(killed)).holder == await holder_of(one.pools)
+
+
 async def test_a_replica_that_drains_hands_everything_to_the_other_one(
     house: House, one: Backend, two: Backend, either: Backend
 ) -> None:
