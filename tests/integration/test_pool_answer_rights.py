@@ -1,4 +1,5 @@
-"""Who may answer what an agent asks, and that the name of the token is told as the one who decided."""
+"""Who may answer what an agent asks, also while nothing but Postgres is there, and that the name of the token is told
+as the one who decided."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def answer_to(gate: Gate) -> calls.AnswerInteractionsRequest:
     )
 
 
-async def test_a_right_is_needed_and_the_name_of_its_token_is_told(
+async def test_n102_an_answer_needs_a_right_and_nothing_else_that_could_be_away(
     start_service: StartService, postgres_dsn: str, scratch: Path
 ) -> None:
     key = new_key()
@@ -67,6 +68,10 @@ async def test_a_right_is_needed_and_the_name_of_its_token_is_told(
         assert [one.answered_by for one in await rows.gates(gate, other)] == ["backend one", "ada"]
         told = [event for event in await rows.events(key) if event.HasField("interaction_answered")]
         assert [event.interaction_answered.answered_by for event in told] == ["backend one", "ada"]
+        # Neither the log nor a sandbox can be reached, and it goes on all the same.
+        continuation = await rows.active(key)
+        assert continuation is not None
+        assert continuation.source_execution_id == gate.execution_id
         for channel in channels.values():
             await channel.close()
         # It would wait for a history that never comes.

@@ -305,7 +305,7 @@ async def test_a_continuation_leaves_the_queue_as_it_is(rows: Rows) -> None:
 # What a continuation carries
 
 
-async def test_a_continuation_passes_on_what_was_decided_as_it_begins(rows: Rows) -> None:
+async def test_n105_a_continuation_passes_on_what_was_decided_as_it_begins(rows: Rows) -> None:
     key = new_key()
     _, (one, two) = await rows.paused(key, 2)
     await rows.answer(key, (one, ALLOW), (two, DENY))
@@ -338,7 +338,7 @@ async def test_a_continuation_that_is_stopped_as_it_begins_passes_nothing_on(row
     assert [one.state for one in (await rows.pick_up(key)).continued] == []
 
 
-async def test_answers_that_reached_no_agent_go_with_the_next_execution(rows: Rows) -> None:
+async def test_n104_answers_that_reached_no_agent_go_with_the_next_execution(rows: Rows) -> None:
     key = new_key()
     _, (one, two) = await rows.paused(key, 2)
     await rows.answer(key, (one, ALLOW), (two, ALLOW))
@@ -355,7 +355,7 @@ async def test_answers_that_reached_no_agent_go_with_the_next_execution(rows: Ro
     assert list((await rows.pick_up(key)).continued) == []
 
 
-async def test_an_answer_that_was_passed_on_is_never_passed_on_again(rows: Rows) -> None:
+async def test_n107_an_answer_that_was_passed_on_is_never_passed_on_again(rows: Rows) -> None:
     key = new_key()
     _, (gate,) = await rows.paused(key)
     await rows.answer(key, (gate, ALLOW))
