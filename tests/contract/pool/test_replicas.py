@@ -14,9 +14,10 @@ from hearth.pool.v1 import pool_pb2, pool_service_pb2, replica_service_pb2, repl
 from hearth.sandbox.v1 import sandbox_pb2
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
-from hearth.types.v1 import session_pb2
+from hearth.types.v1 import event_pb2, session_pb2
 from services.pool.sealing import new_key
 from tests.contract.pool.house import Backend, House, agent_text, eventually, is_ending, key, summary
+from tests.contract.pool.people import ALLOWED, DENIED, answer, asked
 from tests.contract.pool.refusals import refused
 from tests.support.replicas import holder_of, replicas_by
 from tests.support.servers import Servers
@@ -109,6 +110,25 @@ async def test_w_t04_a_stop_at_another_replica_reaches_the_agent(one: Backend, t
     # It was the agent that stopped, and it can go on.
     await one.idle_entry(session)
     assert summary(await two.run(session, "hello")).how == "warm"
+
+
+async def test_an_answer_at_another_replica_reaches_the_agent_that_waits(one: Backend, two: Backend) -> None:
+    session = key()
+    policy = sessions.PermissionPolicy(default_action=sessions.PERMISSION_ACTION_ASK)
+    text = "ask edit {}\nask remove {}"
+    sent = await one.send(session, text, spec=sessions.SessionSpec(permissions=policy))
+    execution_id = sent.started.execution.execution_id
+    for decision in (ALLOWED, DENIED):
+        (gate,) = await asked(two, session)
+        response = await answer(two, session, {gate.interaction_id: decision})
+        assert response.execution.execution_id == execution_id
+    assert (await one.ending(session, execution_id)).HasField("execution_completed")
+    tools = {
+        e.tool_completed.name: e.tool_completed.status
+        for e in await one.events(session)
+        if e.HasField("tool_completed")
+    }
+    assert tools == {"edit": event_pb2.TOOL_STATUS_SUCCEEDED, "remove": event_pb2.TOOL_STATUS_DENIED}
 
 
 async def test_what_is_told_at_another_replica_comes_in_its_order_with_what_the_agent_does(
