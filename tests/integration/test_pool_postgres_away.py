@@ -9,7 +9,8 @@ import grpc
 import pytest_asyncio
 
 from hearth.session.v1 import session_pb2 as sessions
-from tests.contract.pool.house import Backend, House, eventually, key, summary
+from tests.contract.pool.house import Backend, House, agent_text, eventually, key, summary
+from tests.contract.pool.people import ALLOWED, answer, asked, state_of, tools_of
 from tests.contract.pool.refusals import refused
 from tests.support.door import Door, door_to, through
 from tests.support.servers import Servers
@@ -83,3 +84,31 @@ async def test_a_turn_goes_on_and_is_settled_later(backend: Backend, door: Door)
     await eventually(the_next_ran)
     last = (await backend.events(session))[-1]
     assert summary(last).how == "warm"
+
+
+async def test_what_an_agent_asks_meanwhile_is_asked_later(backend: Backend, door: Door) -> None:
+    session = key()
+    policy = sessions.PermissionPolicy(default_action=sessions.PERMISSION_ACTION_ASK)
+    spec = sessions.SessionSpec(permissions=policy)
+    sent = await backend.send(session, "stream 60 words at 40/s\nask deploy {}", spec=spec)
+    execution_id = sent.started.execution.execution_id
+
+    async def at_work() -> bool:
+        return (await backend.execution(session, execution_id)).state == sessions.EXECUTION_STATE_RUNNING
+
+    await eventually(at_work)
+    door.shut()
+
+    async def waits() -> bool:
+        return await state_of(backend, session) == "AWAITING"
+
+    await eventually(waits)
+    # What was said before is there for readers; the question is not, before it is stored.
+    events = await backend.events(session)
+    assert "word-60" in agent_text(events, execution_id)
+    assert not any(event.HasField("interaction_requested") for event in events)
+    door.open()
+    (card,) = await asked(backend, session)
+    await answer(backend, session, {card.interaction_id: ALLOWED})
+    assert (await backend.ending(session, execution_id)).HasField("execution_completed")
+    assert await tools_of(backend, session, execution_id) == {card.request.tool_call_id: "SUCCEEDED"}
