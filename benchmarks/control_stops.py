@@ -102,7 +102,8 @@ class Talk:
         async for item in self._client.watch(self.key):
             async with self._changed:
                 if item.HasField("frame"):
-                    self._frames[item.frame.execution_id] += 1
+                    # Stages of the turn are frames too, and come before the agent was asked.
+                    self._frames[item.frame.execution_id] += item.frame.frame.HasField("text_delta")
                 elif item.HasField("event") and ending_of(item.event.event):
                     self._endings[item.event.event.execution_id] = item.event.event, time.time_ns()
                 else:
@@ -209,5 +210,5 @@ def targets(figures: Mapping[str, float]) -> list[Target]:
         most(figures, "stop_to_cancel_p99_ms", 80, "ms"),
         most(figures, "stop_to_settled_p99_ms", 200, "ms"),
         least(figures, "warm_after_stop", 0.99, "of the turns after a Stop"),
-        least(figures, "streamed_share", 0.9, "of the frames that were to stream"),
+        least(figures, "streamed_share", 0.95, "of the frames that were to stream"),
     ]

@@ -85,7 +85,8 @@ async def read(link: Link, addresses: Addresses, token: str, names: list[str]) -
 
     async def follow(client: Client, name: str) -> None:
         async for item in client.watch(session_key(PROJECT, name)):
-            if item.HasField("frame"):
+            # Stages of the turn are frames too, and come before the agent says anything.
+            if item.HasField("frame") and item.frame.frame.HasField("text_delta"):
                 frame = item.frame.frame
                 last = frame.merged_through if frame.HasField("merged_through") else frame.frame_index
                 frames[name] += last - frame.frame_index + 1
