@@ -114,7 +114,7 @@ def assemble(
     """Make the parts; nothing runs yet. `connect` opens the way to another replica at its address."""
     bell, stats = _Bell(), Stats()
     starts = Starts(clock, ids, settings.default_agent)
-    settlement = Settlement(store, starts, log, clock, changed=bell)
+    settlement = Settlement(store, starts, log, clock, changed=bell, stats=stats)
     interactions = Interactions(store, starts, clock, expiry=settings.interaction_expiry, changed=bell)
     outbox = Outbox(store, producer, clock, settle=settlement.settle, spawn=spawn)
 

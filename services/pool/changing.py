@@ -33,12 +33,13 @@ from services.pool.rows import (
 @dataclasses.dataclass(frozen=True, slots=True)
 class Closed:
     """An execution that was just closed. `waiting`: inputs wait in the session; `asked`: gates of it are open;
-    `cancelled`: a cancel of it was open, and `steered` is the input that waited for that one, if any."""
+    `cancelled_for`: how long a cancel of it was open, in seconds, None without one; `steered` is the input that waited
+    for that one, if any."""
 
     execution: Execution
     waiting: bool
     asked: bool
-    cancelled: bool = False
+    cancelled_for: float | None = None
     steered: str | None = None
 
 
@@ -244,7 +245,7 @@ class Changing:
         if row is None:
             return None
         steered = records.text(row["steered"])
-        return Closed(records.execution(row), row["waiting"], row["asked"], row["cancelled"], steered)
+        return Closed(records.execution(row), row["waiting"], row["asked"], row["cancelled_for"], steered)
 
     async def end_by_pool(
         self, execution_id: str, state: ExecutionState, ending_event_id: str, *, epoch: int

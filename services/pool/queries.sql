@@ -192,7 +192,8 @@ WITH ended AS (
     WHERE execution_id = $1 AND state <> 'TERMINAL'
     RETURNING *
 ), closing AS (
-    SELECT steer_input_id FROM pool.command
+    SELECT steer_input_id, greatest(extract(epoch FROM now() - created_at), 0)::float8 AS seconds
+    FROM pool.command
     WHERE execution_id = $1 AND state IN ('PENDING', 'CLAIMED') AND kind IN ('CANCEL', 'STEER')
 ), unbound AS (
     UPDATE pool.input SET steer_command_id = NULL
@@ -209,7 +210,7 @@ SELECT *, EXISTS (
     SELECT 1 FROM pool.input i WHERE i.project = ended.project AND i.session = ended.session AND i.state = 'PENDING'
 ) AS waiting, EXISTS (
     SELECT 1 FROM pool.gate g WHERE g.execution_id = ended.execution_id AND g.state IN ('PENDING', 'ANSWERED')
-) AS asked, EXISTS (SELECT 1 FROM closing) AS cancelled, (SELECT input_id FROM unbound) AS steered
+) AS asked, (SELECT seconds FROM closing) AS cancelled_for, (SELECT input_id FROM unbound) AS steered
 FROM ended
 
 -- name: end_by_pool

@@ -17,7 +17,14 @@ class Stats:
         self.misses_by_reason: Counter[str] = Counter()
         self._turns = meter.create_counter("hearth.pool.turns", description="turns that ended")
         self._misses = meter.create_counter("hearth.pool.misses", description="turns that found no warm agent")
+        self._cancels = meter.create_histogram(
+            "hearth.pool.cancel", unit="s", description="Stops and steers from their commit to their settlement"
+        )
         self._stages = meter.create_histogram("hearth.pool.stage", unit="s", description="stages of turns")
+
+    def cancelled(self, outcome: str, seconds: float) -> None:
+        """A Stop or a steer was settled, so long after it was accepted."""
+        self._cancels.record(seconds, {"outcome": outcome})
 
     def ended(self, how: str, outcome: str) -> None:
         """A turn ended; `how` is empty when it never reached an agent."""

@@ -13,6 +13,7 @@ from services.pool.control.executions import Queue, Winner, cancel_outcome, fini
 from services.pool.control.starts import Starts
 from services.pool.log import Log
 from services.pool.rows import Execution, Finished, Input, Key, Outcome, Resolution
+from services.pool.stats import Stats
 from services.pool.store import Changed, Store
 
 logger = logging.getLogger(__name__)
@@ -34,12 +35,15 @@ class Settled:
 class Settlement:
     """Closes executions. `changed` hears of what was started by it."""
 
-    def __init__(self, store: Store, starts: Starts, log: Log, clock: Clock, *, changed: Changed) -> None:
+    def __init__(
+        self, store: Store, starts: Starts, log: Log, clock: Clock, *, changed: Changed, stats: Stats | None = None
+    ) -> None:
         self._store = store
         self._starts = starts
         self._log = log
         self._clock = clock
         self._changed = changed
+        self._stats = stats or Stats()
 
     async def settle(self, key: Key, execution_id: str, winner: Winner) -> Settled | None:
         """Close an execution by its ending; repeating it changes nothing. None when the session is gone.
@@ -71,7 +75,8 @@ class Settlement:
                 execution_id, finished_by(winner.outcome, prompted=prompted, before=changing.session.finished)
             )
             promoted = None
-            if winner.outcome is Outcome.PAUSED and not closed.cancelled:
+            cancelled = closed.cancelled_for is not None
+            if winner.outcome is Outcome.PAUSED and not cancelled:
                 promoted = await follow(changing, self._starts, execution_id)
             elif closed.asked:
                 # Also of one that was paused although somebody wanted it to end: it will not go on.
@@ -80,7 +85,7 @@ class Settlement:
             queue = queue_after(
                 winner.outcome,
                 paused=changing.session.queue_paused,
-                cancelled=closed.cancelled,
+                cancelled=cancelled,
                 steered=closed.steered is not None,
             )
             if queue is Queue.PAUSE:
@@ -99,8 +104,11 @@ class Settlement:
                 "code": code,
                 "sequence": winner.sequence,
                 "promoted": promoted.execution_id if promoted is not None else None,
+                "cancel_seconds": closed.cancelled_for,
             },
         )
+        if closed.cancelled_for is not None:
+            self._stats.cancelled(str(cancel_outcome(winner.outcome)), closed.cancelled_for)
         if promoted is not None or changing.told:
             if promoted is not None:
                 crashpoint("promote.committed")
