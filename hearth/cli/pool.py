@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Annotated
 
+import grpc
+import grpc.aio
 import typer
 from rich.markup import escape
 
+from hearth.channel import open_channel
 from hearth.cli import words
 from hearth.cli.output import addresses, as_dict, err, out, print_json, run, token
 from hearth.cli.sessions import DEFAULT_PROJECT, Project, Session
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
 from hearth.client import CALL_SECONDS, Client, session_key
-from hearth.pool.v1 import pool_pb2, pool_service_pb2
+from hearth.pool.v1 import pool_pb2, pool_service_pb2, pool_service_pb2_grpc
 
 # An eviction waits until the sandbox is seen stopped.
 EVICT_SECONDS = 120.0
@@ -34,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command()
 def entries(root: Root = DEFAULT_ROOT, json: Json = False) -> None:
-    """List the live agents of the replica that answers, least recently used first."""
+    """List the live agents of all replicas, of each one least recently used first."""
 
     async def work() -> list[pool_pb2.Entry]:
         async with Client(addresses(root), token=token()) as client:
@@ -58,11 +62,14 @@ def evict(session: Session, project: Project = DEFAULT_PROJECT, root: Root = DEF
     """Close the idle agent of a session and wait until its sandbox is stopped. Its next turn is a restarted one."""
 
     async def work() -> None:
+        key = session_key(project, session)
         async with Client(addresses(root), token=token()) as client:
-            await client.pools.EvictEntry(
-                pool_service_pb2.EvictEntryRequest(session=session_key(project, session), request_id=str(uuid.uuid4())),
-                timeout=EVICT_SECONDS,
-            )
+            holder = (await client.get_session(key)).holder
+            async with one_replica(client, holder) as pools:
+                await pools.EvictEntry(
+                    pool_service_pb2.EvictEntryRequest(session=key, request_id=str(uuid.uuid4())),
+                    timeout=EVICT_SECONDS,
+                )
 
     run(work())
     if json:
@@ -107,16 +114,16 @@ def drain(
     root: Root = DEFAULT_ROOT,
     json: Json = False,
 ) -> None:
-    """Let the replica that answers take no new turns and finish those it has; its idle sandboxes are stopped now.
+    """Let a replica take no new turns and finish those it has; its idle sandboxes are stopped now.
 
     It stays so until it is started anew.
     """
 
     async def work() -> int:
-        async with Client(addresses(root), token=token()) as client:
+        async with Client(addresses(root), token=token()) as client, one_replica(client, holder) as pools:
             while True:
                 # Repeating the call is safe and tells what is left to do.
-                answer = await client.pools.DrainReplica(
+                answer = await pools.DrainReplica(
                     pool_service_pb2.DrainReplicaRequest(holder=holder, request_id=str(uuid.uuid4())),
                     timeout=EVICT_SECONDS,
                 )
@@ -157,16 +164,35 @@ def stats(root: Root = DEFAULT_ROOT, json: Json = False) -> None:
         err.print(f"[yellow]{escape(warning)}[/yellow]", soft_wrap=True)
 
 
+@asynccontextmanager
+async def one_replica(client: Client, holder: str) -> AsyncIterator[pool_service_pb2_grpc.PoolServiceAsyncStub]:
+    """Calls to one replica; to whichever answers when it is the only one, or nobody knows of it."""
+    found = [replica async for replica in all_replicas(client)]
+    address = next((replica.address for replica in found if replica.holder == holder), "")
+    if not address or len(found) == 1:
+        yield client.pools
+        return
+    async with open_channel(address, token=token()) as channel:
+        yield pool_service_pb2_grpc.PoolServiceStub(channel)
+
+
 async def all_entries(client: Client) -> AsyncIterator[pool_pb2.Entry]:
-    """The entries of the replica that answers, page by page."""
-    request = pool_service_pb2.ListEntriesRequest(page_size=PAGE)
-    while True:
-        page = await client.pools.ListEntries(request, timeout=CALL_SECONDS)
-        for entry in page.entries:
-            yield entry
-        if not page.next_page_token:
-            return
-        request.page_token = page.next_page_token
+    """The entries of all replicas, page by page. Of one that does not answer there are none to be had."""
+    for replica in [replica async for replica in all_replicas(client)]:
+        async with one_replica(client, replica.holder) as pools:
+            request = pool_service_pb2.ListEntriesRequest(page_size=PAGE)
+            try:
+                while True:
+                    page = await pools.ListEntries(request, timeout=CALL_SECONDS)
+                    for entry in page.entries:
+                        yield entry
+                    if not page.next_page_token:
+                        break
+                    request.page_token = page.next_page_token
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or pools is client.pools:
+                    raise
+                err.print(f"[yellow]replica {replica.address} does not answer[/yellow]", soft_wrap=True)
 
 
 async def all_replicas(client: Client) -> AsyncIterator[pool_pb2.Replica]:

@@ -14,13 +14,13 @@ FAST = {
 }
 
 
-async def holder_of(pools: pool_service_pb2_grpc.PoolServiceStub) -> str:
+async def holder_of(pools: pool_service_pb2_grpc.PoolServiceAsyncStub) -> str:
     """The id of the replica that answers."""
     found: str = (await pools.GetPoolStats(pool_service_pb2.GetPoolStatsRequest(), timeout=20)).holder
     return found
 
 
-async def replicas_by(pools: pool_service_pb2_grpc.PoolServiceStub) -> dict[str, pool_pb2.Replica]:
+async def replicas_by(pools: pool_service_pb2_grpc.PoolServiceAsyncStub) -> dict[str, pool_pb2.Replica]:
     """Every replica that has a row, by its address."""
     request = pool_service_pb2.ListReplicasRequest()
     return {one.address: one for one in (await pools.ListReplicas(request, timeout=20)).replicas}
