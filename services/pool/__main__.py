@@ -94,7 +94,6 @@ async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
         stack.push_async_callback(app.tasks.stop)
         stack.push_async_callback(parts.replicas.leave)
         app.health.add("postgres", pool.ping)
-        app.health.add("admission", parts.replicas.admit)
         _serve(app, parts)
         _end_in_order(app, parts, producer)
         await parts.replicas.register()

@@ -110,11 +110,6 @@ class Replicas:
             landed = await self._tried()
             await self._clock.sleep(self._every if landed else self._every_failing)
 
-    async def admit(self) -> None:
-        """Raise when this replica takes nothing new: who calls by the address of several goes to another one then."""
-        if self.draining:
-            raise Unavailable("this replica is being drained", reason="SHUTTING_DOWN")
-
     async def drain(self) -> None:
         """Say that this replica takes nothing new, at once if it can be said now."""
         self.draining = True
