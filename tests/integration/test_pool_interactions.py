@@ -197,6 +197,9 @@ async def test_a_repeated_answer_says_how_it_stands(rows: Rows) -> None:
     await rows.interactions.take(execution, HOLDER)
     later = await rows.answer(key, (gate, ALLOW), request_id="r")
     assert states(list(later.gates)) == ["CONSUMED"]
+    await rows.settle(execution, "completed")
+    last = await rows.answer(key, (gate, ALLOW), request_id="r")
+    assert last.execution == await rows.execution(execution)
     with pytest.raises(AlreadyExists) as caught:
         await rows.answer(key, (gate, ALLOW), request_id="r", fingerprint=b"other")
     assert caught.value.reason == "REQUEST_ID_REUSED"

@@ -237,6 +237,9 @@ class Interactions:
         execution = active if active is not None and active.execution_id in asking else None
         for execution_id in asking:
             execution = execution or await changing.gates.continuation(execution_id)
+        # Long after, it is the one that had them.
+        for consumer in {gate.consumed_by for gate in found.values() if gate.consumed_by is not None}:
+            execution = execution or await changing.execution(consumer)
         ordered = [found[answer.interaction_id] for answer in new.answers if answer.interaction_id in found]
         return Answered(ordered, still_open, execution)
 
