@@ -97,7 +97,7 @@ async def _send(house: House, name: str, items: Iterable[str], seen: Seen) -> No
         while True:
             try:
                 answer = await house.client.send(
-                    session_key(PROJECT, name), f"stream 5 words at 50/s\nitem {item}", request_id=item
+                    session_key(PROJECT, name), f"stream 20 words at 40/s\nitem {item}", request_id=item
                 )
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _GONE:
