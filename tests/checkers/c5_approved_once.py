@@ -50,6 +50,9 @@ def _resolutions(recording: ControlRecording, key: Key, verdict: Verdict) -> Non
     decisions: dict[str, event_pb2.InteractionAnswered] = {}
     accepted: dict[str, set[int]] = defaultdict(set)
     consumed: Counter[str] = Counter()
+    # Tool and decision of what was passed on and may be used for the same call once.
+    handed: list[tuple[str, int]] = []
+    tools = _tools(recording.events(key))
     for _, request in recording.possible(key, calls.AnswerInteractionsRequest):
         for answer in request.answers:
             accepted[answer.interaction_id].add(answer.decision)
@@ -68,16 +71,23 @@ def _resolutions(recording: ControlRecording, key: Key, verdict: Verdict) -> Non
                 continue
             interaction_id = resolved.interaction_id
             consumed[interaction_id] += 1
-            answer_given = decisions.get(interaction_id)
             what = f"{key}: {interaction_id} was consumed"
+            about = asked.get(interaction_id)
+            if about is None:
+                # The very call that was decided about before, asked for once more by who was told so in words.
+                tool = tools.get((event.execution_id, resolved.tool_call_id), "")
+                again = next((one for one in handed if one[1] == resolved.decision and tool in ("", one[0])), None)
+                verdict.expect(again is not None, f"{what}, never asked, and nobody has decided about such a call")
+                if again is not None:
+                    handed.remove(again)
+                continue
+            answer_given = decisions.get(interaction_id)
             verdict.expect(answer_given is not None, f"{what} and never answered")
             verdict.expect(
                 answer_given is None or answer_given.decision == resolved.decision, f"{what} with another decision"
             )
-            about = asked.get(interaction_id)
-            verdict.expect(
-                about is not None and about.tool_call_id == resolved.tool_call_id, f"{what} for another tool call"
-            )
+            verdict.expect(about.tool_call_id == resolved.tool_call_id, f"{what} for another tool call")
+            handed.append((about.tool_name, resolved.decision))
     for interaction_id, times in consumed.items():
         verdict.expect(times == 1, f"{key}: {interaction_id} was consumed {times} times")
     for interaction_id, row in recording.rows[key].interactions.items():
@@ -96,17 +106,22 @@ def _roots(recording: ControlRecording) -> dict[str, str]:
     return found
 
 
+def _tools(events: list[event_pb2.Event]) -> dict[tuple[str, str], str]:
+    """The name of the tool of each call, by execution and call."""
+    return {
+        (event.execution_id, event.tool_completed.tool_call_id): event.tool_completed.name
+        for event in events
+        if event.HasField("tool_completed")
+    }
+
+
 def _leaves(recording: ControlRecording, roots: dict[str, str]) -> Counter[tuple[str, str]]:
     """How often each tool may be allowed to an execution, or those that go on with it: once for each leave used."""
     found: Counter[tuple[str, str]] = Counter()
     for key in recording.rows:
         events = recording.events(key)
         askers = {name: row.execution_id for name, row in recording.rows[key].interactions.items()}
-        tools = {
-            (event.execution_id, event.tool_completed.tool_call_id): event.tool_completed.name
-            for event in events
-            if event.HasField("tool_completed")
-        }
+        tools = _tools(events)
         asked: dict[str, tuple[str, str]] = {}
         running = ""
         for event in events:
@@ -118,6 +133,9 @@ def _leaves(recording: ControlRecording, roots: dict[str, str]) -> Counter[tuple
             elif event.HasField("interaction_resolved"):
                 resolved = event.interaction_resolved
                 if resolved.decision != _ALLOWED or resolved.resolution not in (_CONSUMED, _POLICY):
+                    continue
+                if resolved.resolution == _CONSUMED and resolved.interaction_id not in asked:
+                    # Leave that was given before, and counts there.
                     continue
                 by_policy = (event.execution_id, tools.get((event.execution_id, resolved.tool_call_id), ""))
                 execution_id, tool = asked.get(resolved.interaction_id, by_policy)

@@ -111,6 +111,27 @@ def test_a_continuation_may_use_what_was_given_to_its_source_once() -> None:
     assert check(recording).wrong
 
 
+def test_the_same_call_once_more_gets_the_same_decision_once() -> None:
+    log = made.events()[:13]
+    goes_on = made.started(16, made.TWO, 2, "", source_execution_id=made.ONE)
+    log += [made.ended(14, "execution.paused", made.ONE, 1), goes_on]
+    again = made.resolved(17, "again", "call-c", made.ALLOWED)
+    again.execution_id = made.TWO
+    recording = with_log([*log, again])
+    recording.told = [Told(made.TWO, "a", "allow_once")]
+    assert check(recording).wrong == []
+    more = made.resolved(18, "and again", "call-d", made.ALLOWED)
+    more.execution_id = made.TWO
+    assert check(with_log([*log, again, more])).wrong
+    call_of_b = made.event(
+        19,
+        "tool.completed",
+        execution_id=made.TWO,
+        tool_completed=event_pb2.ToolCompleted(tool_call_id="call-c", name="b"),
+    )
+    assert check(with_log([*log, again, call_of_b])).wrong
+
+
 def test_a_second_continuation_or_one_of_what_was_not_paused_is_seen() -> None:
     paused = [made.started(1, made.ONE, 1, made.IN_ONE), made.ended(2, "execution.paused", made.ONE, 1)]
     goes_on = made.started(3, made.TWO, 2, "", source_execution_id=made.ONE)
