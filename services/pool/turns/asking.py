@@ -110,8 +110,10 @@ class Asking:
     async def requested(self, asked: PermissionAsked | QuestionAsked) -> None:
         """Take a request of the agent; returns when it is answered, or people are asked about it."""
         if self._signals.over:
-            # After a Stop nothing new may start, whatever anybody says.
-            await self._decline(asked, Answer.CANCELLED)
+            # After a Stop nothing new may start, whatever anybody says. A turn that is about to be paused leaves it
+            # open: told that it was cancelled, an agent may end the turn, and with it what people are asked.
+            if self._signals.stopping or not self.waiting:
+                await self._decline(asked, Answer.CANCELLED)
             return
         if isinstance(asked, PermissionAsked):
             asked = self._assembler.about(asked)
