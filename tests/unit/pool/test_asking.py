@@ -155,6 +155,10 @@ class Scene:
         await self.asking.requested(asked)
         await settle()
 
+    def state(self) -> EntryState:
+        """What the entry of the turn is doing."""
+        return self.entry.state
+
     async def answered(self) -> None:
         """The row says that somebody answered."""
         self.signals.raise_(answered=True)
@@ -194,7 +198,7 @@ async def test_what_comes_while_a_commit_is_under_way_is_asked_together_after_it
     scene.rows.may_commit.set()
     await settle()
     assert scene.rows.commits == [["a"], ["b", "c"]]
-    assert scene.entry.state is EntryState.AWAITING
+    assert scene.state() is EntryState.AWAITING
     await scene.end()
 
 
@@ -206,12 +210,12 @@ async def test_each_answer_is_told_once_and_the_turn_goes_on_after_the_last() ->
     scene.rows.decide("b", Decision.ALLOWED)
     await scene.answered()
     assert scene.agent.answers == {"k2": Answer.ALLOW}
-    assert scene.entry.state is EntryState.AWAITING
+    assert scene.state() is EntryState.AWAITING
     scene.rows.decide("a", None)
     await scene.answered()
     # What nobody decided in time does not run, and the agent goes on.
     assert scene.agent.answers == {"k2": Answer.ALLOW, "k1": Answer.DENY}
-    assert scene.entry.state is EntryState.BUSY
+    assert scene.state() is EntryState.BUSY
     assert not scene.asking.waiting
     await scene.answered()
     await scene.end()
@@ -255,13 +259,13 @@ async def test_when_the_window_is_over_the_entry_drains_and_hears_of_nothing_mor
     await scene.clock.advance(1.5)
     pause = await scene.paused()
     assert pause == Pause(Why.WINDOW, tuple(scene.rows.gates))
-    assert scene.entry.state is EntryState.DRAINING
+    assert scene.state() is EntryState.DRAINING
     takes = scene.rows.takes
     scene.rows.decide("a", Decision.ALLOWED)
     await scene.answered()
     assert (scene.rows.takes, scene.agent.answers) == (takes, {})
     scene.asking.close()
-    assert scene.entry.state is EntryState.DRAINING
+    assert scene.state() is EntryState.DRAINING
 
 
 async def test_an_answer_begins_the_window_anew() -> None:
@@ -273,6 +277,7 @@ async def test_an_answer_begins_the_window_anew() -> None:
     scene.rows.decide("a", Decision.ALLOWED)
     await scene.answered()
     scene.assembler.take(ToolUpdate("call-1", status="completed", output="done"))
+    scene.asking.heard()
     await scene.clock.advance(50)
     assert not scene.running.done()
     await scene.clock.advance(11)
@@ -299,7 +304,7 @@ async def test_without_a_place_to_wait_the_turn_is_paused_once_its_agent_is_quie
     await scene.begin()
     await scene.asks(1, "a")
     await scene.asks(2, "b")
-    assert scene.entry.state is EntryState.BUSY
+    assert scene.state() is EntryState.BUSY
     await scene.clock.advance(QUIET * 2)
     pause = await scene.paused()
     assert pause.why is Why.ROOM
@@ -336,7 +341,7 @@ async def test_after_a_stop_nothing_is_asked_and_nothing_allowed() -> None:
     assert scene.agent.answers == {"k2": Answer.CANCELLED}
     await scene.end()
     # An agent that answers the cancel is kept.
-    assert scene.entry.state is EntryState.BUSY
+    assert scene.state() is EntryState.BUSY
 
 
 async def test_a_decision_of_before_is_used_once_and_told_to_readers() -> None:
