@@ -157,7 +157,7 @@ def assemble(
     driver = bell.driver = Driver(room, rows=rows, spawn=spawn)
     runners = driver.runners = Runners(holder, here=driver.nudged, address=rows.address, connect=connect)
     driven = _Driven(driver, recovery)
-    observer = Observer(rows, store, recovery, clock, holder=holder, limits=settings.beats)
+    observer = Observer(rows, store, recovery, clock, holder=holder, limits=settings.beats, spawn=spawn)
     commands = Commands(store, clock, ids, changed=bell)
     removal = Removal(
         store=store,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
+from typing import Any
 
 from hearth.pool.v1 import replica_service_pb2, replica_service_pb2_grpc
 from services.chassis import crashpoints
@@ -148,7 +149,10 @@ class Replicas:
 
 
 class Observer:
-    """Watches the other replicas, and takes over what a dead one drove or a living one has forgotten."""
+    """Watches the other replicas, and takes over what a dead one drove or a living one has forgotten.
+
+    Taking over may have to wait, for the locks of a frozen process most of all: `spawn` lets it, and looks go on.
+    """
 
     def __init__(
         self,
@@ -159,14 +163,18 @@ class Observer:
         *,
         holder: str,
         limits: BeatLimits,
+        spawn: Callable[[str, Coroutine[Any, Any, None]], object],
     ) -> None:
         self._rows = rows
         self._store = store
+        self._spawn = spawn
         self._recovery = recovery
         self._clock = clock
         self._holder = holder
         self._limits = limits
         self._seen = Seen()
+        # Holders and executions that are being taken over.
+        self._taking: set[str] = set()
         # Living replicas with a smaller id: work that one of them is enough for is left to the first.
         self._before: set[str] = set()
 
@@ -179,7 +187,8 @@ class Observer:
         """Take over from processes that listened where this one does now: a port that could be bound was theirs."""
         if place:
             for holder, beats in (await self._rows.in_place(place, address, self._holder)).items():
-                await self._bury(holder, beats)
+                if await self._rows.condemn(holder, beats):
+                    await self._bury(holder, beats)
 
     async def look(self) -> None:
         """Read everything once, and act on what has been seen by now."""
@@ -191,14 +200,27 @@ class Observer:
         gone = dead(self._seen, self._limits)
         self._before = {holder for holder in beats if holder < self._holder and holder not in gone}
         for holder, counter in gone.items():
-            await self._bury(holder, counter)
+            # Without a row: it left, or whoever gave it up did not get to the end of it.
+            if counter is None or await self._rows.condemn(holder, counter):
+                self._begin(holder, self._bury(holder, counter))
         for one in forgotten(self._seen):
-            await self._take_forgotten(one)
+            self._begin(one.execution_id, self._take_forgotten(one))
+
+    def _begin(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+        if what in self._taking:
+            work.close()
+            return
+        self._taking.add(what)
+
+        async def take() -> None:
+            try:
+                await work
+            finally:
+                self._taking.discard(what)
+
+        self._spawn(f"take over {what}", take())
 
     async def _bury(self, holder: str, beats: int | None) -> None:
-        # Without a row: it left, or whoever gave it up did not get to the end of it.
-        if beats is not None and not await self._rows.condemn(holder, beats):
-            return
         crashpoint("replica.condemned")
         executions = await self._store.driven_by(holder)
         logger.error("replica is dead", extra={"holder": holder, "beats": beats, "executions": len(executions)})
