@@ -31,7 +31,7 @@ test: setup
 exhaustive: setup
 	@$(BIN)/python -m pytest $(PYTEST) -m exhaustive
 
-# Runs what docs/failures.md and docs/warm-sandboxes.md name, then checks that all of it passed and writes the pages.
+# Runs what docs/failures.md, docs/warm-sandboxes.md and docs/control.md name, then checks that all of it passed and writes the pages.
 coverage-map: setup
 	@mkdir -p build
 	@$(BIN)/python scripts/coverage_map.py --names >build/named.txt

@@ -1,4 +1,5 @@
-"""Write docs/failures.md and docs/warm-sandboxes.md from tests/failures.toml and tests/behaviours.toml.
+"""Write docs/failures.md, docs/warm-sandboxes.md and docs/control.md from the lists in tests: failures.toml,
+behaviours.toml, control.toml.
 
 `python scripts/coverage_map.py` checks that every named test is collected, and writes the pages. With `--results FILE`
 (JUnit XML of a run of those tests) it also checks that each of them passed. `--check` only compares the pages with the
@@ -15,15 +16,18 @@ from xml.etree import ElementTree as ET
 # Run as a program, it is not yet a part of its package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts import behaviours, catalogue, failures
+from scripts import behaviours, catalogue, control, failures
+
+CATALOGUES = (failures.CATALOGUE, behaviours.CATALOGUE, control.CATALOGUE)
 
 
 def pages() -> dict[Path, str]:
     """What each page should be."""
-    shown = catalogue.load(behaviours.CATALOGUE)
+    warm, controlled = catalogue.load(behaviours.CATALOGUE), catalogue.load(control.CATALOGUE)
     return {
         failures.PAGE: failures.render(catalogue.load(failures.CATALOGUE), failures.proven()),
-        behaviours.PAGE: behaviours.render(shown, behaviours.PAGE.read_text()),
+        behaviours.PAGE: behaviours.render(warm, behaviours.PAGE.read_text()),
+        control.PAGE: control.render(controlled, control.PAGE.read_text()),
     }
 
 
@@ -45,7 +49,7 @@ def main() -> None:
     arguments = parser.parse_args()
     entries: list[catalogue.Entry] = []
     wrong: list[str] = []
-    for found in (failures.CATALOGUE, behaviours.CATALOGUE):
+    for found in CATALOGUES:
         of_it = catalogue.load(found)
         entries += of_it
         wrong += catalogue.problems(found, of_it)

@@ -55,7 +55,7 @@ async def quiet(backend: Backend, session: session_pb2.SessionKey) -> list[event
     return (await backend.events(session))[:before]
 
 
-async def test_a_replica_that_is_killed_in_a_turn_loses_it_and_the_next_message_runs(trio: Trio) -> None:
+async def test_n39_n42_a_replica_that_is_killed_in_a_turn_loses_it_and_the_next_message_runs(trio: Trio) -> None:
     """H6, C4; the input behind it waits until somebody sends again."""
     one, two, three = trio.backends
     session, kept = key("busy"), key("kept")
@@ -107,7 +107,7 @@ async def test_a_replica_that_is_killed_before_the_prompt_leaves_the_execution_t
     await trio.check(two, session)
 
 
-async def test_a_stop_of_a_frozen_replica_is_told_once_its_agent_is_proven_dead(trio: Trio) -> None:
+async def test_n35_n44_a_stop_of_a_frozen_replica_is_told_once_its_agent_is_proven_dead(trio: Trio) -> None:
     one, two, three = trio.backends
     session = key()
     stopped = await trio.at_work(one, session, "stream 100000 words at 20/s")
@@ -127,7 +127,7 @@ async def test_a_stop_of_a_frozen_replica_is_told_once_its_agent_is_proven_dead(
     await trio.check(two, session)
 
 
-async def test_a_card_stays_when_its_replica_dies_and_its_answer_starts_one_continuation(trio: Trio) -> None:
+async def test_n41_n103_a_card_stays_when_its_replica_dies_and_its_answer_starts_one_continuation(trio: Trio) -> None:
     """C1, C2, C5."""
     one, two, three = trio.backends
     session = key()
@@ -159,7 +159,7 @@ async def test_a_card_stays_when_its_replica_dies_and_its_answer_starts_one_cont
     await trio.check(two, session)
 
 
-async def test_a_replica_that_thaws_before_its_prompt_asks_nobody(trio: Trio) -> None:
+async def test_n90_a_replica_that_thaws_before_its_prompt_asks_nobody(trio: Trio) -> None:
     """C4, H7, S1: it holds a sandbox and an agent that are not its own any more, and was about to use them."""
     one, two, _ = trio.backends
     session = key()
@@ -180,7 +180,9 @@ async def test_a_replica_that_thaws_before_its_prompt_asks_nobody(trio: Trio) ->
 
 
 @pytest.mark.parametrize("point", sampled(["prepare.acquired", "park.releasing", "turn.answered"], every=3))
-async def test_a_replica_that_thaws_in_the_middle_of_a_turn_changes_nothing_of_it(trio: Trio, point: str) -> None:
+async def test_n48_n92_a_replica_that_thaws_in_the_middle_of_a_turn_changes_nothing_of_it(
+    trio: Trio, point: str
+) -> None:
     one, two, _ = trio.backends
     session = key()
     trio.aim(0, point)

@@ -117,7 +117,7 @@ async def test_killed_again_and_again_before_the_prompt(house: House, backend: B
     assert (await backend.run(session, "hello")).HasField("execution_completed")
 
 
-async def test_killed_while_stopping(house: House, backend: Backend) -> None:
+async def test_n44_killed_while_stopping(house: House, backend: Backend) -> None:
     session = key()
     sent = await backend.send(session, "hang-hard")
     execution_id = sent.started.execution.execution_id
@@ -134,7 +134,7 @@ async def test_killed_while_stopping(house: House, backend: Backend) -> None:
     assert (await backend.run(session, "hello")).HasField("execution_completed")
 
 
-async def test_killed_between_the_ending_and_its_settlement(house: House, backend: Backend) -> None:
+async def test_n47_n109_killed_between_the_ending_and_its_settlement(house: House, backend: Backend) -> None:
     """The ending that the log has is the one that counts, whatever the row says."""
     session = key()
     connection = await asyncpg.connect(house.dsn)

@@ -169,7 +169,7 @@ async def test_facts_are_told_in_order_once_and_forgotten(control: Control) -> N
     assert session.history_sequence == 5
 
 
-async def test_a_crash_between_the_answer_and_the_forgetting_tells_nothing_twice(control: Control) -> None:
+async def test_n40_a_crash_between_the_answer_and_the_forgetting_tells_nothing_twice(control: Control) -> None:
     key = new_key()
     await control.send(key)
     rows = await control.store.outbox(key, 10)
@@ -206,7 +206,7 @@ async def test_an_ending_of_the_pool_settles_and_promotes_nothing(control: Contr
     assert session.queue_paused
 
 
-async def test_the_ending_that_came_first_counts(control: Control) -> None:
+async def test_n47_the_ending_that_came_first_counts(control: Control) -> None:
     """A runner whose ending is in the log has won, whatever the pool wanted to say afterwards."""
     key = new_key()
     execution_id = await control.send(key)
@@ -301,7 +301,7 @@ async def test_a_log_that_is_ahead_is_stepped_over(control: Control) -> None:
     assert session.epoch == 41
 
 
-async def test_history_away_keeps_the_facts(control: Control, history: ServiceProcess) -> None:
+async def test_n43_history_away_keeps_the_facts(control: Control, history: ServiceProcess) -> None:
     key = new_key()
     await control.send(key)
     history.kill9()

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from scripts import behaviours, catalogue, coverage_map, failures
+from scripts import behaviours, catalogue, control, coverage_map, failures
 from scripts.catalogue import Catalogue, Entry
 
 FAILURE = Entry("R01", "it hangs", ("a/b/issues/1",), "it ends", ("tests/unit/test_x.py::test_y",), "")
@@ -24,7 +24,9 @@ def others(found: Catalogue, good: Entry) -> list[Entry]:
     return made
 
 
-@pytest.mark.parametrize("found", [failures.CATALOGUE, behaviours.CATALOGUE], ids=["failures", "behaviours"])
+@pytest.mark.parametrize(
+    "found", [failures.CATALOGUE, behaviours.CATALOGUE, control.CATALOGUE], ids=["failures", "behaviours", "control"]
+)
 def test_every_entry_is_listed_with_tests_that_are_there_or_a_reason(found: Catalogue) -> None:
     entries = catalogue.load(found)
     assert catalogue.problems(found, entries) == []
@@ -61,6 +63,7 @@ def test_what_is_wrong_with_a_behaviour_is_named() -> None:
         assert catalogue.problems(behaviours.CATALOGUE, [wrong, *rest]) == words
     assert catalogue.problems(behaviours.CATALOGUE, [BEHAVIOUR, *rest]) == []
     assert len(behaviours.CATALOGUE.codes) == 104
+    assert len(control.CATALOGUE.codes) == 88
 
 
 def test_a_test_that_is_not_there_is_seen() -> None:

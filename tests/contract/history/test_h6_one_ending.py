@@ -104,7 +104,7 @@ async def test_a_mark_after_the_ending_stays(history: Client) -> None:
     assert not (await history.snapshot(session)).complete
 
 
-async def test_a_turn_ends_in_one_atomic_set_with_its_last_output(history: Client) -> None:
+async def test_n51_a_turn_ends_in_one_atomic_set_with_its_last_output(history: Client) -> None:
     session, run = events.key(), events.Run()
     await history.accepted(session, run.started())
     last = (run.tool(), run.message(), run.stopped())

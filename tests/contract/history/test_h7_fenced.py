@@ -31,7 +31,7 @@ def is_fenced(result: history_pb2.AppendResult, reason: str, epoch: int) -> None
     assert (result.reason, result.current_epoch, result.sequence) == (reason, epoch, 0)
 
 
-async def test_a_runner_that_was_taken_over_reaches_nobody(history: Client, late: Client) -> None:
+async def test_n48_n53_a_runner_that_was_taken_over_reaches_nobody(history: Client, late: Client) -> None:
     session, run = events.key(), events.Run(3)
     await late.accepted(session, run.started(), run.message())
     assert await history.accepted(session, run.at(4).lost()) == [3]

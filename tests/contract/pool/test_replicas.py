@@ -247,7 +247,7 @@ async def test_many_at_once_at_both_start_each_message_once(one: Backend, two: B
     assert sorted(messages) == sorted(inputs)
 
 
-async def test_an_idle_session_of_a_holder_that_does_not_answer_goes_on_at_once(
+async def test_n93_an_idle_session_of_a_holder_that_does_not_answer_goes_on_at_once(
     house: House, one: Backend, two: Backend
 ) -> None:
     """Nobody waits for it to be declared dead, which takes longer than this test may."""

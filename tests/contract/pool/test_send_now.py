@@ -83,7 +83,9 @@ async def test_an_input_of_a_paused_queue_runs_at_once_and_wakes_the_others(
     assert outcome == "STARTED"
 
 
-async def test_what_cannot_be_sent_at_once_is_refused_and_stops_nothing(backend: Backend, database: Database) -> None:
+async def test_n36_what_cannot_be_sent_at_once_is_refused_and_stops_nothing(
+    backend: Backend, database: Database
+) -> None:
     session = key()
     gone = (await backend.run(session, "hello")).execution_id
     running = await busy(backend, session)

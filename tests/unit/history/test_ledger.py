@@ -95,7 +95,7 @@ def test_started_opens_the_execution_at_its_epoch() -> None:
     assert (draft.state.epoch, draft.state.execution_id, draft.state.ended) == (7, X, False)
 
 
-def test_output_of_an_execution_that_was_never_started_is_invalid() -> None:
+def test_n54_output_of_an_execution_that_was_never_started_is_invalid() -> None:
     decisions, draft = decide(EMPTY, record(1))
     assert decisions == [Decision(INVALID, reason="UNKNOWN_EXECUTION")]
     assert not draft.writes
@@ -144,7 +144,7 @@ def test_a_new_execution_leaves_the_old_one_open_and_silent_until_a_takeover_end
     assert draft.state.executions[Y] == Execution(4)
 
 
-def test_the_first_ending_wins_and_nothing_follows_it() -> None:
+def test_n38_the_first_ending_wins_and_nothing_follows_it() -> None:
     first, second = record(3, Kind.ENDING, counted=1), record(4, Kind.ENDING, epoch=9, incomplete="lost")
     decisions, draft = decide(OPEN, first, second, record(5), started(6, epoch=10))
     winner = Ending(event_id(3), "ending", 1, 3)
@@ -201,7 +201,7 @@ def test_the_manifest_counts_output_of_its_epoch_without_start_and_session_event
     assert decide(state, record(6, Kind.ENDING, epoch=2, counted=2))[0][0].outcome == APPENDED
 
 
-def test_a_duplicate_repeats_the_first_sequence_even_when_it_is_fenced_by_now() -> None:
+def test_n52_a_duplicate_repeats_the_first_sequence_even_when_it_is_fenced_by_now() -> None:
     stored = {event_id(2): Stored(b"2", 2)}
     state = after(started(1), record(2), record(3, Kind.ENDING, counted=1))
     assert decide(state, record(2), stored=stored)[0] == [Decision(DUPLICATE, 2)]
@@ -221,7 +221,7 @@ def test_a_duplicate_inside_of_a_group_is_found_without_the_database() -> None:
     assert len(draft.writes.appended) == 1
 
 
-def test_a_repeated_quarantined_event_says_again_why_and_who_won() -> None:
+def test_n53_a_repeated_quarantined_event_says_again_why_and_who_won() -> None:
     state = after(started(1), record(2, Kind.ENDING))
     stored = {event_id(3): Stored(b"3", 0, "EXECUTION_ENDED")}
     decisions, draft = decide(state, record(3, Kind.ENDING), stored=stored)

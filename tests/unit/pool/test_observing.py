@@ -41,7 +41,7 @@ def test_nothing_is_dead_before_anything_was_read() -> None:
     assert forgotten(Seen()) == []
 
 
-def test_a_counter_that_stands_still_for_the_whole_time_is_dead() -> None:
+def test_n96_a_counter_that_stands_still_for_the_whole_time_is_dead() -> None:
     assert dead(after(every_two_seconds(44, 7)), LIMITS) == {}
     assert dead(after(every_two_seconds(46, 7)), LIMITS) == {"a": 7}
 
