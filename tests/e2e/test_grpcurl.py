@@ -103,6 +103,32 @@ async def test_sends_a_turn_and_subscribes(hearth: Hearth) -> None:
     assert events[-1]["event"]["type"] == "execution.completed"
 
 
+async def test_answers_what_an_agent_asks(hearth: Hearth) -> None:
+    key = {"project": "demo", "session": f"grpcurl-{uuid.uuid4().hex[:8]}"}
+    pool = hearth.addresses()["pool"]
+
+    async def call(method: str, **request: object) -> dict[str, Any]:
+        sent = json.dumps({"session": key, **request})
+        code, answer, problem = await grpcurl("-d", sent, pool, f"hearth.session.v1.SessionService/{method}")
+        assert code == 0, problem
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    spec = {"permissions": {"default_action": "PERMISSION_ACTION_ASK"}}
+    content = [{"text": {"text": 'ask search {"for": "hearths"}'}}]
+    await call("SendInput", request_id="r1", spec=spec, content=content)
+    async with asyncio.timeout(60):
+        while not (asked := (await call("ListInteractions", pending_only=True)).get("interactions")):
+            pass
+    (card,) = asked
+    answer = {"interaction_id": card["interaction_id"], "decision": "DECISION_ALLOWED"}
+    answered = await call("AnswerInteractions", request_id="a1", answered_by="ann", answers=[answer])
+    assert answered["interactions"][0]["answered_by"] == "ann"
+    steered = await call("SendInput", request_id="r2", on_busy="ON_BUSY_STEER", content=[{"text": {"text": "hello"}}])
+    assert {"steered", "started"} & set(steered)
+    await call("ListInputs")
+
+
 async def test_bad_input_names_the_field_and_the_reason(hearth: Hearth) -> None:
     pool = hearth.addresses()["pool"]
     message = {"session": {"project": "demo", "session": ""}, "request_id": "r1", "content": [{"text": {"text": "x"}}]}
