@@ -20,6 +20,7 @@ from services.pool.rows import Gate, GateKind
 MAX_SCHEMA_BYTES = 64 * 1024
 # How many places a schema may have when every reference in it is written out.
 MAX_PLACES = 1_000
+_MOST_SEEN = 10 * MAX_PLACES
 # References that are resolved while an answer is checked: how many places they come to cannot be counted.
 _DYNAMIC = frozenset({"$dynamicRef", "$recursiveRef"})
 
@@ -108,11 +109,16 @@ def _validator(schema_json: str) -> jsonschema_rs.Validator | None:
 class _Places:
     def __init__(self, root: object) -> None:
         self._root = root
+        # Places that were looked at: what is behind a reference is looked at once more for each name that it has.
+        self._seen = 0
         # By reference: None while it is being counted.
         self._known: dict[str, int | None] = {}
 
     def count(self, found: object) -> int:
         total = 1
+        self._seen += 1
+        if self._seen > _MOST_SEEN:
+            return MAX_PLACES + 1
         if isinstance(found, list):
             for one in found:
                 total += self.count(one)

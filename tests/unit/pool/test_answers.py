@@ -126,6 +126,12 @@ def test_a_schema_that_would_take_for_ever_is_not_tried() -> None:
     assert misfit(json.dumps(doubling(3)), '"x"') != ""
     assert places(doubling(60)) > MAX_PLACES
     assert misfit(json.dumps(doubling(60)), '"x"') == ""
+    # Many names for the same large part.
+    deep: object = {"enum": list(range(500))}
+    for _ in range(20):
+        deep = {"not": deep}
+    names = {f"a{n}": {"$ref": "#/$defs/deep" + "/not" * (n % 20)} for n in range(400)}
+    assert places({"$defs": {"deep": deep}, "properties": names}) > MAX_PLACES
     # An expression that tries every way to split a text.
     assert misfit('{"pattern": "^(a+)+$"}', json.dumps("a" * 200_000 + "!")) != ""
 
