@@ -155,6 +155,11 @@ class ExecutionWriter:
         """How much of that found no room in memory."""
         return self._spill.bytes if self._spill is not None else 0
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be written: it was refused, its ending was given, or it was abandoned."""
+        return self._finished or self.refused.done()
+
     def traced(self, traceparent: str) -> None:
         """What is written from now on belongs to this W3C trace context: its commits become part of that trace."""
         self._trace = trace_field(traceparent)

@@ -71,6 +71,9 @@ class Stages:
             self._timer.cancel()
             self._timer = None
         unshown, self._unshown = self._unshown, []
+        if self._writer.closed:
+            # Whoever ends the turn in its place does so without them.
+            return
         for timing in unshown:
             try:
                 self._writer.frame(self._writer.execution.execution_id, stage=frame_pb2.StageUpdate(timing=timing))
