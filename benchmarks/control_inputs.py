@@ -44,7 +44,7 @@ class Shape:
     inputs: int = 500
     sessions: int = 50
     crashes: int = 20
-    pools: int = 2
+    pools: int = 3
     seed: int = 1
     patience: float = 180.0
 
@@ -84,21 +84,21 @@ async def _through_crashes(house: House, journal: Path, shape: Shape, seen: Seen
     items = {name: [f"{name}.{n}" for n in range(shape.inputs // shape.sessions)] for name in _names(shape)}
     async with asyncio.TaskGroup() as group:
         resuming = group.create_task(_resume(house))
-        sending = [group.create_task(_send(house, name, of_it, seen)) for name, of_it in items.items()]
+        sending = [group.create_task(_send(house, name, of_it, seen, chance)) for name, of_it in items.items()]
         await _crash(house, journal, shape, chance, say)
         await asyncio.gather(*sending)
         await _until_quiet(house, journal, shape)
         resuming.cancel()
 
 
-async def _send(house: House, name: str, items: Iterable[str], seen: Seen) -> None:
+async def _send(house: House, name: str, items: Iterable[str], seen: Seen, chance: random.Random) -> None:
     """Send all items of a session, each until it was accepted."""
     for item in items:
+        # Not all equally long, or all sessions would go in step.
+        text = f"stream {chance.randint(20, 60)} words at 20/s\nitem {item}"
         while True:
             try:
-                answer = await house.client.send(
-                    session_key(PROJECT, name), f"stream 20 words at 40/s\nitem {item}", request_id=item
-                )
+                answer = await house.client.send(session_key(PROJECT, name), text, request_id=item)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _GONE:
                     raise
@@ -110,26 +110,30 @@ async def _send(house: House, name: str, items: Iterable[str], seen: Seen) -> No
 
 
 async def _crash(house: House, journal: Path, shape: Shape, chance: random.Random, say: Say) -> None:
-    """Kill one of the replicas whenever a random number of prompts has been made, and start it again a little later."""
+    """Kill one of the replicas whenever a random number of prompts has been made; it comes back a little later."""
     # The last ones are left to be done in peace, or there might be nothing left to disturb.
     points = sorted(chance.sample(range(1, int(shape.inputs * 0.9)), shape.crashes))
     ends = time.monotonic() + shape.patience
-    for number, point in enumerate(points, 1):
-        while (count := len(await asyncio.to_thread(control_streams.read_journal, journal))) < point:
-            if time.monotonic() > ends:
-                raise TimeoutError(f"{count} of {point} prompts were made, and no more came")
-            await asyncio.sleep(_LOOK_SECONDS / 10)
-        await asyncio.sleep(chance.uniform(0, _LOOK_SECONDS))
-        victim = chance.choice(house.pools)
-        await victim.stop(signal.SIGKILL)
-        say(f"crash {number} of {shape.crashes} after {count} prompts: {victim.name}")
+
+    async def come_back(victim: Service) -> None:
         await asyncio.sleep(chance.uniform(0, 1))
-        await _start(victim)
-        ends = time.monotonic() + shape.patience
+        await victim.start()
+        serving.append(victim)
 
-
-async def _start(victim: Service) -> None:
-    await victim.start()
+    serving = list(house.pools)
+    async with asyncio.TaskGroup() as group:
+        for number, point in enumerate(points, 1):
+            while (count := len(await asyncio.to_thread(control_streams.read_journal, journal))) < point or not serving:
+                if time.monotonic() > ends:
+                    raise TimeoutError(f"{count} of {point} prompts were made, and no more came")
+                await asyncio.sleep(_LOOK_SECONDS / 10)
+            # Just now an agent was asked; a crash may come at any time.
+            await asyncio.sleep(chance.uniform(0, 2 * _LOOK_SECONDS))
+            victim = serving.pop(chance.randrange(len(serving)))
+            await victim.stop(signal.SIGKILL)
+            say(f"crash {number} of {shape.crashes} after {count} prompts: {victim.name}")
+            group.create_task(come_back(victim))
+            ends = time.monotonic() + shape.patience
 
 
 async def _resume(house: House) -> None:
