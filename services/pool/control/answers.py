@@ -21,6 +21,11 @@ MAX_SCHEMA_BYTES = 64 * 1024
 # How many places a schema may have when every reference in it is written out.
 MAX_PLACES = 1_000
 _MOST_SEEN = 10 * MAX_PLACES
+# Places of the schema times characters of the answer.
+MAX_WORK = 10_000_000
+# A regular expression, as it is compiled, and how many places one counts for.
+_PATTERN_BYTES = 256 * 1024
+_PATTERN_PLACES = 25
 # References that are resolved while an answer is checked: how many places they come to cannot be counted.
 _DYNAMIC = frozenset({"$dynamicRef", "$recursiveRef"})
 
@@ -53,19 +58,20 @@ def refuse_constant(name: str) -> object:
 
 
 def misfit(schema_json: str, answer_json: str) -> str:
-    """Where an answer does not fit a schema, in words; empty where it fits, or the schema cannot be checked."""
-    validator = _validator(schema_json)
+    """Where an answer does not fit a schema, in words; empty where it fits, or that cannot be checked."""
+    validator = _validator(schema_json, len(answer_json))
     if validator is None:
         return ""
     try:
-        error = next(iter(validator.iter_errors(json.loads(answer_json))), None)
+        # It stops at the first that it finds: of a long answer there could be millions.
+        validator.validate(json.loads(answer_json))
+    except jsonschema_rs.ValidationError as error:
+        place = "/".join(map(str, error.instance_path)) or "its top"
+        keyword = next((part for part in reversed(error.schema_path) if isinstance(part, str)), "schema")
+        return f"at {place}: {keyword}"
     except (ValueError, RecursionError):
         return "nor anything: it is nested too deep, or holds half a character"
-    if error is None:
-        return ""
-    place = "/".join(map(str, error.instance_path)) or "its top"
-    keyword = next((part for part in reversed(error.schema_path) if isinstance(part, str)), "schema")
-    return f"at {place}: {keyword}"
+    return ""
 
 
 def places(schema: object) -> int:
@@ -92,15 +98,18 @@ def _check(checks: Violations, path: str, answer: AnswerRow, gate: Gate) -> None
         checks.add(f"{path}.answer_json", f"does not fit the schema of the answer, {wrong}")
 
 
-def _validator(schema_json: str) -> jsonschema_rs.Validator | None:
+def _validator(schema_json: str, answer_length: int) -> jsonschema_rs.Validator | None:
     if len(schema_json.encode()) > MAX_SCHEMA_BYTES:
         return None
     try:
         schema = json.loads(schema_json, parse_constant=refuse_constant)
-        if not isinstance(schema, dict | bool) or places(schema) > MAX_PLACES:
+        if not isinstance(schema, dict | bool):
+            return None
+        found = places(schema)
+        if found > MAX_PLACES or found * answer_length > MAX_WORK:
             return None
         # Expressions of this engine take time by the length of the text only; and nothing is fetched from anywhere.
-        patterns = jsonschema_rs.RegexOptions()
+        patterns = jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES)
         return jsonschema_rs.validator_for(schema, pattern_options=patterns, offline=True, mask="a value")
     except (ValueError, RecursionError, jsonschema_rs.ReferencingError):
         return None
@@ -125,6 +134,10 @@ class _Places:
         elif isinstance(found, dict):
             for name, value in found.items():
                 total += self._reference(name, value) + self.count(value)
+                if name == "pattern":
+                    total += _PATTERN_PLACES
+                elif name == "patternProperties" and isinstance(value, dict):
+                    total += _PATTERN_PLACES * len(value)
         return min(total, MAX_PLACES + 1)
 
     def _reference(self, name: str, value: object) -> int:

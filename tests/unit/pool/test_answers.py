@@ -132,6 +132,12 @@ def test_a_schema_that_would_take_for_ever_is_not_tried() -> None:
         deep = {"not": deep}
     names = {f"a{n}": {"$ref": "#/$defs/deep" + "/not" * (n % 20)} for n in range(400)}
     assert places({"$defs": {"deep": deep}, "properties": names}) > MAX_PLACES
+    # Too long for such a schema; and as long as it may be, with something wrong everywhere.
+    bounds = json.dumps({"items": {"allOf": [{"minimum": number} for number in range(1, 50)]}})
+    assert misfit(bounds, json.dumps([0] * 80_000)) == ""
+    assert misfit(bounds, json.dumps([0] * 30_000)) == "at 0: minimum"
+    assert misfit(json.dumps({"allOf": [{"pattern": f"a{number}"} for number in range(100)]}), '"x"') == ""
+    assert misfit('{"pattern": "((a{1,100}){1,100}){1,100}"}', '"x"') == ""
     # An expression that tries every way to split a text.
     assert misfit('{"pattern": "^(a+)+$"}', json.dumps("a" * 200_000 + "!")) != ""
 
