@@ -224,8 +224,11 @@ class Act:
         await self._caller.look(self.key)
         self._caller.take_journal(self._is_mine)
         self.recording.settled = True
-        control.check(self.recording)
         events = self.recording.events((self.key.project, self.key.session))
+        try:
+            control.check(self.recording)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\nin the log:\n{_told(events)}") from error
         assert [event.type for event in events if event.type == "history.incomplete"] == []
         return events
 
@@ -241,6 +244,13 @@ class Act:
             calls.KillSessionResponse,
             at=SECOND,
         )
+
+
+def _told(events: Sequence[event_pb2.Event]) -> str:
+    return "\n".join(
+        f"{number} {event.type} {event.execution_id} {event.entity_id} {event.epoch}"
+        for number, event in enumerate(events, 1)
+    )
 
 
 def endings(events: Sequence[event_pb2.Event]) -> dict[str, event_pb2.Event]:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.checkers import control
 from tests.model.conversation import Conversation, Request
-from tests.model.worlds import ASKS, HELD, QUICK, Answer
+from tests.model.worlds import ASKS, CROWDED, HELD, QUICK, Answer
 from tests.support.control_caller import Caller
 from tests.support.control_stage import Stage
 
@@ -79,6 +79,8 @@ class ControlMachine(RuleBasedStateMachine):
 
     async def _do(self, session: Conversation, *requests: Request | None) -> None:
         made = [request for request in requests if request is not None]
+        if len(session.worlds) > CROWDED:
+            await session.rest()
         answers = await session.do(*made)
         await session.until_told(made, answers)
         self._count(made, answers)

@@ -18,6 +18,9 @@ from typing import TypeAlias
 # What an input asks of the agent: to answer at once, to go on until it is let go, to ask for leave several times.
 QUICK, HELD, ASKS = "quick", "held", "asks"
 GATES = ("t1", "t2")
+# More than anything sensible leads to; a session that is left alone before that comes to few again.
+MOST_WORLDS = 20_000
+CROWDED = 300
 
 Answer: TypeAlias = "tuple[object, ...]"
 ANY: Answer = ("any",)
@@ -163,6 +166,7 @@ class Rules:
                 if after not in seen:
                     seen.add(after)
                     new.append(after)
+            assert len(seen) <= MOST_WORLDS, "there is no telling any more what may be true"
         return seen
 
     def quiet(self, world: World) -> bool:
