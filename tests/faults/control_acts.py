@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -49,7 +49,7 @@ class Act:
         """Ask something that is accepted."""
         made = await self.call(request, at=at)
         assert isinstance(made.response, answer), made.error
-        return cast(_M, made.response)
+        return made.response
 
     def message(
         self,

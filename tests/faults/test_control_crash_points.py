@@ -12,15 +12,15 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-import services.pool.__main__
 from services.chassis import crashpoints
+from services.pool import __main__ as pool_points
 from tests.faults.control_acts import Act
 from tests.faults.control_stories import STORIES, Moment
 from tests.support.control_stage import Stage
 from tests.support.servers import Servers
 
 # A dead replica is noticed after seconds, and started again.
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(150)]
 
 # Of each kind of change one is always run.
 ALWAYS = {
@@ -29,12 +29,14 @@ ALWAYS = {
     ("stop.committed", "stop"),
     ("gate.consumed", "stop"),
 }
+# The points are declared by what the pool is made of.
+assert pool_points
 POINTS = [point.partition(".")[2] for point in crashpoints.declared("pool")]
 CASES = [(point, how) for point in POINTS for how in ("kill", "stop")]
 
 
 @pytest.fixture(scope="module")
-def services(servers: Servers) -> Iterator[Stage]:
+def both(servers: Servers) -> Iterator[Stage]:
     """Two replicas, one of which is soon noticed when it is dead."""
     found = Stage(servers)
     with found.house.running():
@@ -42,10 +44,10 @@ def services(servers: Servers) -> Iterator[Stage]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def stage(services: Stage) -> AsyncIterator[Stage]:
+async def stage(both: Stage) -> AsyncIterator[Stage]:
     """Both replicas serve."""
-    yield services
-    await services.close()
+    yield both
+    await both.close()
 
 
 async def test_every_point_has_its_story() -> None:

@@ -51,7 +51,7 @@ def test_the_pool_does_what_the_model_does(stage: Stage, capsys: pytest.CaptureF
             begun = time.monotonic()
             try:
                 play = seed(number)(machine)
-                run_state_machine_as_test(  # type: ignore[no-untyped-call]
+                run_state_machine_as_test(
                     play,
                     settings=settings(
                         # The first one does nothing, see `begin`.
