@@ -132,7 +132,7 @@ async def measure(rig: Rig, house: House, journal: Path, shape: Shape) -> Part:
     figures = figures_of(stops, asked, settled)
     figures |= {
         "streamed_frames_per_s": streamed.per_second,
-        "streamed_share": streamed.per_second / (shape.streams * RATE),
+        "streamed_share": streamed.per_second / max(shape.streams * RATE, 1.0),
         "streamed_gaps": streamed.gaps,
     }
     figures |= {f"{name}_cores": seconds / usage.seconds for name, seconds in usage.cpu.items()}
