@@ -14,22 +14,18 @@ from typing import Any, TypeAlias, TypeVar
 
 from opentelemetry import trace
 
-from hearth.errors import CallError
-from hearth.history.v1 import history_pb2
-from hearth.producer import WriterRefused
 from hearth.sandbox.v1 import sandbox_pb2
 from hearth.types.v1 import event_pb2
 from services.chassis import crashpoints, telemetry
-from services.pool.control import facts
 from services.pool.control.executions import Winner
 from services.pool.control.settlement import Settled
 from services.pool.harness.port import HarnessError
-from services.pool.log import winner_by, winner_of
 from services.pool.rows import ExecutionState, Gate, GateState, Outcome
 from services.pool.store import PickedUp
 from services.pool.turns import continuing, leftovers
 from services.pool.turns.continuing import Decided
 from services.pool.turns.conversation import Conversation
+from services.pool.turns.endings import append_ending, end_failed
 from services.pool.turns.liveness import Liveness
 from services.pool.turns.pausing import Why
 from services.pool.turns.persistence import until_it_lands
@@ -368,8 +364,9 @@ class Turn:
         self._stages.show()
         rest = self._conversation.rest(found.output, answer.result)
         event = ending(found, self._summary(answer), command_id=self._conversation.command_id)
+        self.ending = True
         try:
-            winner = await self._append_ending(event, rest)
+            winner = await append_ending(self._writer, self._signals, event, rest)
         except TurnFailed:
             if found.kind is not Kind.PAUSED:
                 raise
@@ -407,36 +404,6 @@ class Turn:
             self._conversation.usage,
             answer.result.report_json if answer.result is not None else "",
         )
-
-    async def _append_ending(self, event: event_pb2.Event, before: list[event_pb2.Event]) -> Winner:
-        """The ending that stands; history may be away for as long as it likes."""
-        self.ending = True
-        try:
-            appended = self._writer.ending(event, before=before)
-            result = await self._unless_fenced(appended)
-        except WriterRefused as error:
-            if error.refusal.winner is not None:
-                return winner_of(error.refusal.winner)
-            raise Fenced(error.refusal.current_epoch) from error
-        except CallError as error:
-            raise TurnFailed("HISTORY_UNAVAILABLE", f"the ending could not be written: {error.reason}") from error
-        winner = winner_by(result, event)
-        if winner is None:
-            raise Fenced(result.current_epoch)
-        return winner
-
-    async def _unless_fenced(self, appended: asyncio.Future[history_pb2.AppendResult]) -> history_pb2.AppendResult:
-        signal = asyncio.create_task(self._signals.next())
-        try:
-            while not appended.done():
-                if self._signals.fenced:
-                    raise Fenced
-                await first_of(appended, signal)
-                if signal.done():
-                    signal = asyncio.create_task(self._signals.next())
-            return appended.result()
-        finally:
-            await end(signal)
 
     async def _settle(self, winner: Winner) -> Settled | None:
         started = self._room.clock.monotonic()
@@ -522,30 +489,13 @@ class Turn:
         self.ending = True
         summary = event_pb2.EndingSummary()
         fill(summary, Summary(self._stages.timings, self._how, self._preparation.sandbox_id))
-        await until_it_lands(self._room.clock, self._key, "fail", lambda: self._end_failed(failed, summary))
+        execution = self._picked.execution
+        await until_it_lands(
+            self._room.clock, self._key, "fail", lambda: end_failed(self._room, execution, failed, summary)
+        )
         self._room.stats.ended(self._how, Outcome.FAILED.value.lower())
         if self._preparation.entry is not None:
             await self._discard(self._preparation.entry, sandbox_pb2.RELEASE_REASON_FAILED_TURN)
-
-    async def _end_failed(self, failed: TurnFailed, summary: event_pb2.EndingSummary) -> None:
-        execution = self._picked.execution
-        async with self._room.store.changing(self._key) as changing:
-            row = await changing.execution(execution.execution_id) if changing is not None else None
-            if changing is None or row is None or row.epoch != execution.epoch:
-                return
-            fact = facts.failed(
-                execution.execution_id,
-                execution.epoch,
-                code=failed.code,
-                message=failed.message,
-                at=self._room.clock.now(),
-                incomplete="" if row.state is ExecutionState.PENDING else "the run failed",
-                retryable=failed.retryable,
-                summary=summary,
-            )
-            if await changing.end_by_pool(execution.execution_id, row.state, fact.event_id, epoch=row.epoch):
-                changing.tell(fact)
-        self._room.outbox.wake(self._key)
 
     # Signals
 
