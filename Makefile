@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?= -n 4 --dist loadfile
 PROTOS := $(shell find protos -name '*.proto')
 
-.PHONY: setup demo test exhaustive coverage-map mutations lint conformance soak faults clean
+.PHONY: setup demo test exhaustive coverage-map mutations lint conformance soak soak-control exactly-once faults clean
 
 setup: $(VENV)/.stubs
 
@@ -64,6 +64,15 @@ STEPS ?= 150
 soak: setup
 	@echo "soak: SEED=$(SEED) PLAYS=$(PLAYS) STEPS=$(STEPS)"
 	@HEARTH_SOAK_SEED=$(SEED) HEARTH_SOAK_PLAYS=$(PLAYS) HEARTH_SOAK_STEPS=$(STEPS) $(BIN)/python -m pytest tests/property -q
+
+# The model of sessions against two replicas of the pool that are killed; SEED, PLAYS and STEPS choose the plays.
+soak-control: setup
+	@echo "soak-control: SEED=$(SEED) PLAYS=$(PLAYS) STEPS=$(STEPS)"
+	@HEARTH_MODEL_SEED=$(SEED) HEARTH_MODEL_PLAYS=$(PLAYS) HEARTH_MODEL_STEPS=$(STEPS) $(BIN)/python -m pytest tests/model -q
+
+# 500 messages in 50 sessions through 20 killed replicas, each once in the journal of its agent.
+exactly-once: setup
+	@$(BIN)/python -m pytest tests/faults/test_control_workload.py -q
 
 # N rounds in which everything that can be killed, cut, frozen or filled up is, under load; see tests/faults.
 N ?= 3
