@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from hearth.pool.v1 import pool_service_pb2
 from hearth.sandbox.v1 import sandbox_pb2
 from hearth.types.v1 import event_pb2, session_pb2
 from services.chassis import crashpoints
@@ -62,8 +63,15 @@ class Trio:
 
     async def use(self) -> list[Backend]:
         """A backend of each replica."""
-        self.backends = [Backend(self.house, pool=name) for name in self.house.pools]
+        self.backends = [await self._connected(name) for name in self.house.pools]
         return self.backends
+
+    async def _connected(self, name: str) -> Backend:
+        # One that was refused before is not tried again at once, but waited for.
+        backend = Backend(self.house, pool=name)
+        request = pool_service_pb2.GetPoolStatsRequest()
+        await backend.pools.GetPoolStats(request, timeout=20, wait_for_ready=True)
+        return backend
 
     async def clean_up(self) -> None:
         """Nothing frozen, all three there and known to each other."""
@@ -75,14 +83,13 @@ class Trio:
             else:
                 await replica.start()
         addresses = {replica.address for replica in self.replicas}
-        # A connection that was refused is not tried again at once; a new one is.
-        fresh = Backend(self.house)
+        first = await self._connected("pool")
 
         async def complete() -> bool:
-            return set(await replicas_by(fresh.pools)) == addresses
+            return set(await replicas_by(first.pools)) == addresses
 
         await eventually(complete)
-        for backend in [fresh, *self.backends]:
+        for backend in [first, *self.backends]:
             await backend.close()
         counts = Counter(line["message_id"] for line in self.journal())
         assert {one: times for one, times in counts.items() if times > 1} == {}
