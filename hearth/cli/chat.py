@@ -120,6 +120,8 @@ class _Chat:
         # Items are shown in between calls, so that none overtakes the answer that announces it.
         self._calling = asyncio.Lock()
         self._mine: set[str] = set()
+        # What is asked is told by the session and by its log; a person is asked once.
+        self._asked: set[str] = set()
         self._leaving = False
         self._stopping = ""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -128,7 +130,7 @@ class _Chat:
         """Until the person leaves."""
         after = await self._look((await self._client.head(self._key)).head)
         for request in self._standing.asked.values():
-            self._printer.ask(request)
+            self._ask(request)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
         self._typed.start(loop, self._changed.set)
@@ -333,7 +335,7 @@ class _Chat:
         self._standing.take(event)
         match event.WhichOneof("body"):
             case "interaction_requested":
-                self._printer.ask(event.interaction_requested)
+                self._ask(event.interaction_requested)
             case "interaction_answered":
                 decision = words.word(event_pb2.Decision.Name, event.interaction_answered.decision, "DECISION_")
                 by = event.interaction_answered.answered_by
@@ -345,6 +347,11 @@ class _Chat:
                 if self._standing.settling:
                     self._begin(self._settled(self._standing.settling))
                 self._prompt()
+
+    def _ask(self, request: event_pb2.InteractionRequested) -> None:
+        if request.interaction_id not in self._asked:
+            self._asked.add(request.interaction_id)
+            self._printer.ask(request)
 
     def _resolved(self, resolved: event_pb2.InteractionResolved) -> None:
         told = (event_pb2.INTERACTION_RESOLUTION_CONSUMED, event_pb2.INTERACTION_RESOLUTION_POLICY)

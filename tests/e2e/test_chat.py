@@ -150,8 +150,7 @@ async def test_whoever_comes_later_sees_what_is_asked_and_answers_it(hearth: Hea
     asking = 'parallel ask search {"n": 1}\nparallel ask search {"n": 2}'
     assert (await hearth.run("send", name, asking, "--permissions", "ask")).code == 0
     async with chatting(hearth, name) as chat:
-        await chat.sees('{"n":1}')
-        at = await chat.sees('{"n":2}')
+        at = await chat.sees('{"n":2}', after=await chat.sees('{"n":1}'))
         chat.type("/gates\n")
         at = await chat.sees("search", after=at)
         chat.type("y all\n")
