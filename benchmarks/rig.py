@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,6 +33,8 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 35.0
 _POLL_SECONDS = 0.02
 _LOG_LINES = 30
+# Where a service says its address, and the home of a program in a sandbox.
+_PLACES = ("HEARTH_ADDRESS_FILE", "HOME")
 
 
 class RigError(Exception):
@@ -144,6 +146,8 @@ class Rig:
     async def _close(self) -> None:
         for service in reversed(self._services):
             await service.stop()
+        # Sandboxes outlive the services that made them; the next ones would take them over.
+        await asyncio.to_thread(_end_members, self.directory)
         await asyncio.to_thread(self._postgres.remove)
         await asyncio.to_thread(self._valkey.remove)
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -224,13 +228,19 @@ def _clean_up_after_the_dead() -> None:
         pid = directory.name.removeprefix(_PREFIX).split("-", 1)[0]
         if not pid.isdigit() or psutil.pid_exists(int(pid)) or not os.access(directory, os.W_OK):
             continue
-        for process in psutil.process_iter():
-            try:
-                ours = process.environ().get("HEARTH_ADDRESS_FILE", "").startswith(f"{directory}/")
-            except psutil.Error:
-                continue
-            if ours:
-                process.kill()
+        _end_members(directory)
         EmbeddedPostgres(directory / "postgres").remove()
         EmbeddedValkey(directory / "valkey").remove()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _end_members(directory: Path) -> None:
+    """End the services of a benchmark and what runs in their sandboxes: all that has a place below its directory."""
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+        except psutil.Error:
+            continue
+        if any(environment.get(name, "").startswith(f"{directory}/") for name in _PLACES):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
