@@ -181,6 +181,25 @@ async def test_a_kill_at_another_replica_ends_the_turn_and_the_agent(one: Backen
     assert [event.execution_id for event in events if is_ending(event, execution_id)] == [execution_id]
 
 
+async def test_a_deletion_at_another_replica_leaves_nothing_here(one: Backend, two: Backend) -> None:
+    kept, busy = key("kept"), key("busy")
+    await one.run(kept, "hello")
+    await one.idle_entry(kept)
+    await running(one, busy, "hang")
+    for session in (kept, busy):
+        request = calls.DeleteSessionRequest(session=session, request_id="d")
+        await two.sessions.DeleteSession(request, timeout=30)
+
+    async def forgotten() -> bool:
+        entries = (await one.pools.ListEntries(pool_service_pb2.ListEntriesRequest(), timeout=20)).entries
+        return all(entry.session not in (kept, busy) for entry in entries)
+
+    await eventually(forgotten)
+    for session in (kept, busy):
+        assert (await refused(one.send(session, "hello"))).reason == "SESSION_DELETED"
+        assert await two.running_sandboxes(session) == []
+
+
 async def test_a_nudge_says_what_becomes_of_it(house: House, one: Backend) -> None:
     me, session = await holder_of(one.pools), key()
     assert await nudge(house, session, holder=me) == pool_pb2.NUDGE_RECEIPT_NOT_HELD
