@@ -42,7 +42,9 @@ def call(request: Message, response: Message | None = None, error: HearthError |
 
 
 def execution(
-    execution_id: str, outcome: sessions.ExecutionOutcome.ValueType = 0, **fields: object
+    execution_id: str,
+    outcome: sessions.ExecutionOutcome.ValueType = sessions.EXECUTION_OUTCOME_UNSPECIFIED,
+    **fields: object,
 ) -> sessions.Execution:
     """An execution; one without an outcome runs."""
     state = sessions.EXECUTION_STATE_TERMINAL if outcome else sessions.EXECUTION_STATE_RUNNING
@@ -179,11 +181,11 @@ def rows() -> Rows:
     )
 
 
-def command(outcome: sessions.CommandOutcome.ValueType = 0, target: str = TWO) -> sessions.Command:
+def command(
+    outcome: sessions.CommandOutcome.ValueType = sessions.COMMAND_OUTCOME_UNSPECIFIED, target: str = TWO
+) -> sessions.Command:
     """The cancel of TWO."""
-    return sessions.Command(
-        command_id=STOP, kind=sessions.COMMAND_KIND_CANCEL, execution_id=target, state=0, outcome=outcome
-    )
+    return sessions.Command(command_id=STOP, kind=sessions.COMMAND_KIND_CANCEL, execution_id=target, outcome=outcome)
 
 
 def send(request_id: str, words: str, input_id: str, **result: Message) -> Call:

@@ -6,8 +6,8 @@ from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import event_pb2
 from tests.checkers import control_pieces as made
 from tests.checkers.c5_approved_once import check
-from tests.checkers.pieces import KEY
-from tests.support.control_recording import ControlRecording, Ran, Told
+from tests.checkers.pieces import KEY, event
+from tests.support.control_recording import ControlRecording, Ran, Rows, Told
 
 POLICY = event_pb2.INTERACTION_RESOLUTION_POLICY
 
@@ -82,7 +82,7 @@ def test_consumed_twice_or_in_secret_is_seen() -> None:
 def test_leave_by_policy_counts() -> None:
     by_policy = made.resolved(19, "policy", "call-p", made.ALLOWED, POLICY)
     by_policy.execution_id = made.TWO
-    ran = made.event(
+    ran = event(
         20,
         "tool.completed",
         execution_id=made.TWO,
@@ -123,7 +123,7 @@ def test_the_same_call_once_more_gets_the_same_decision_once() -> None:
     more = made.resolved(18, "and again", "call-d", made.ALLOWED)
     more.execution_id = made.TWO
     assert check(with_log([*log, again, more])).wrong
-    call_of_b = made.event(
+    call_of_b = event(
         19,
         "tool.completed",
         execution_id=made.TWO,
@@ -135,7 +135,7 @@ def test_the_same_call_once_more_gets_the_same_decision_once() -> None:
 def test_a_second_continuation_or_one_of_what_was_not_paused_is_seen() -> None:
     paused = [made.started(1, made.ONE, 1, made.IN_ONE), made.ended(2, "execution.paused", made.ONE, 1)]
     goes_on = made.started(3, made.TWO, 2, "", source_execution_id=made.ONE)
-    empty = ControlRecording(rows={KEY: made.Rows()})
+    empty = ControlRecording(rows={KEY: Rows()})
     made.tell(empty, [*paused, goes_on])
     assert check(empty).wrong == []
     made.tell(empty, [*paused, goes_on, made.started(4, made.GATE_A, 3, "", source_execution_id=made.ONE)])
