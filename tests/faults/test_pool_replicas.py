@@ -327,3 +327,36 @@ async def test_a_queue_goes_through_the_deaths_of_its_replicas(trio: Trio) -> No
     said = [line["text"].splitlines()[-1] for line in trio.journal()[before:]]
     assert said == [f"say {number}" for number in range(4)]
     await trio.check(two, session)
+
+
+@pytest.mark.exhaustive
+async def test_what_neither_its_holder_nor_who_admitted_it_starts_is_started_by_a_third(
+    servers: Servers, postgres_dsn: str, valkey_url: str
+) -> None:
+    """C4, long before anybody is declared dead."""
+    trio = Trio(servers, postgres_dsn, valkey_url, {"HEARTH_REPLICA_DEAD_AFTER": "600"})
+    with trio.house.running():
+        one, two, three = await trio.use()
+        session = key()
+        await two.run(session, "remember my name is Ada")
+        await two.idle_entry(session)
+        trio.replicas[1].freeze()
+        trio.aim(0, "admit.committed", how="kill")
+        sending = asyncio.ensure_future(one.send(session, "what is my name?", request_id="r"))
+        await trio.reached(0)
+        await asyncio.wait([sending])
+        sending.exception()
+        again = await three.send(session, "what is my name?", request_id="r")
+        execution_id = again.started.execution.execution_id
+        ending = await three.ending(session, execution_id)
+        assert "Ada" in agent_text(await three.events(session), ending.execution_id)
+        found = await three.settled(session, execution_id)
+        # Picked up, not taken over.
+        assert (found.epoch, found.tries) == (2, 1)
+        assert (await three.session(session)).holder == await holder_of(three.pools)
+        trio.replicas[1].thaw()
+        await trio.replicas[0].start()
+        assert summary(await two.run(session, "say hello")).how == "warm"
+        await trio.check(three, session)
+        for backend in trio.backends:
+            await backend.close()
