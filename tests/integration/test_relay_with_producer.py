@@ -67,3 +67,30 @@ async def test_what_is_said_in_many_sessions_arrives_whole(servers: Servers, pos
             for entity, text in texts.items():
                 assert reader.text(entity) == text
         await producer.close(5)
+
+
+async def test_frames_of_an_execution_that_was_ended_above_its_writer_get_in_no_more(
+    servers: Servers, postgres_dsn: str
+) -> None:
+    """As after a takeover: whoever wrote it may be frozen, and know nothing of it."""
+    async with relay_stack(servers, postgres_dsn) as stack:
+        frozen, other = (
+            Producer(history=stack.channel(stack.history), relay=stack.channel(), clock=SystemClock()) for _ in range(2)
+        )
+        await frozen.start()
+        await other.start()
+        session, execution_id = events.key(), events.new_id()
+        writer = frozen.writer(session, execution_id, 1)
+        await writer.event(event_pb2.Event(execution_started=event_pb2.ExecutionStarted(agent="scripted")))
+        async with reading(stack.channel(), session) as reader:
+            writer.frame("m1", text_delta=frame_pb2.TextDelta(text="before"))
+            await reader.until_text("m1", "before")
+            other.end_frames(session, execution_id, 2)
+            async with asyncio.timeout(20):
+                while not writer.refused.done():
+                    writer.frame("m1", text_delta=frame_pb2.TextDelta(text="."))
+                    await asyncio.sleep(0.01)
+            refusal = writer.refused.result()
+            assert (refusal.reason, refusal.by, refusal.current_epoch) == ("STALE_EPOCH", "relay", 2)
+        await frozen.close(1)
+        await other.close(1)
