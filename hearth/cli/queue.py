@@ -121,8 +121,10 @@ def now(
         print_json(as_dict(answer))
     elif answer.HasField("started"):
         out.print(f"[green]started[/green] execution {answer.started.execution.execution_id}")
-    else:
+    elif answer.HasField("steered"):
         out.print(f"[yellow]next[/yellow], once {answer.steered.command.execution_id} has stopped")
+    else:
+        out.print(f"[yellow]{answer.WhichOneof('result')}[/yellow] since")
 
 
 @group.command()

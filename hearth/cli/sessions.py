@@ -42,7 +42,7 @@ def send(
     attach: Attach = [],  # noqa: B006 - typer reads it
     credential: Credential = [],  # noqa: B006
     request_id: Annotated[str, typer.Option(help="key of idempotency; empty: a new one")] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="show the answer and wait for its end")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="show the answer and wait until it has ended")] = False,
     root: Root = DEFAULT_ROOT,
     json: Json = False,
 ) -> None:
@@ -66,9 +66,11 @@ def send(
                 print_json(as_dict(answer))
             else:
                 _print_answer(answer.WhichOneof("result") or "", as_dict(answer))
-            if head is None or not answer.HasField("started"):
+            if head is None:
                 return Exit.OK
-            outcome = await follow_turn(client, key, answer.started.execution.execution_id, after=head, quiet=json)
+            result = getattr(answer, answer.WhichOneof("result") or "started")
+            execution_id = answer.started.execution.execution_id
+            outcome = await follow_turn(client, key, execution_id, after=head, input_id=result.input_id, quiet=json)
             return Exit.OK if outcome in ("completed", "paused") else Exit.FAILED
 
     raise typer.Exit(run(work()))

@@ -19,21 +19,31 @@ async def follow_turn(
     execution_id: str,
     *,
     after: session_pb2.Cursor | None,
+    input_id: str = "",
     quiet: bool = False,
     json: bool = False,
 ) -> str:
-    """Show one execution until it ends, `json`: each item as received; gives its outcome, as `completed`."""
+    """Show one execution until it ends, `json`: each item as received; gives its outcome, as `completed`.
+
+    Without an execution it is the one that runs `input_id`, once there is one; `removed` when that input was taken out.
+    """
     view = Transcript()
     printer = Printer(quiet or json)
     async for item in client.watch(key, after=after):
         if json:
             print_json(as_dict(item))
         changed = view.apply(item)
-        if changed is not None:
-            printer.show(changed)
         event = item.event.event
-        if event.HasField("interaction_requested"):
-            printer.ask(event.interaction_requested)
+        # Before it another turn may run.
+        if execution_id and execution_id in (event.execution_id, item.frame.execution_id):
+            if changed is not None:
+                printer.show(changed)
+            if event.HasField("interaction_requested"):
+                printer.ask(event.interaction_requested)
+        if event.HasField("input_promoted") and event.input_promoted.input_id == input_id:
+            execution_id = event.input_promoted.execution_id
+        if event.HasField("input_removed") and event.input_removed.input_id == input_id:
+            return "removed"
         if is_ending(event.type) and event.execution_id == execution_id:
             printer.end(event)
             return event.type.removeprefix("execution.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
 
@@ -96,7 +97,12 @@ async def test_what_waits_is_listed_changed_taken_out_and_run_first(hearth: Hear
 async def test_a_stop_says_what_came_of_it_and_the_queue_waits_for_resume(hearth: Hearth, client: Client) -> None:
     session = new()
     execution = await begun(hearth, client, session)
-    await client.send(session_key("demo", session), "later")
+    later = asyncio.create_task(hearth.run("send", session, "later", "--wait"))
+
+    async def waits() -> bool:
+        return (await client.get_session(session_key("demo", session))).queued_inputs == 1
+
+    await eventually(waits)
     command = (await hearth.run("stop", session, "--wait", "--json")).json()
     assert command["execution_id"] == execution
     assert command["outcome"] == "COMMAND_OUTCOME_STOPPED"
@@ -110,6 +116,9 @@ async def test_a_stop_says_what_came_of_it_and_the_queue_waits_for_resume(hearth
     resumed = (await hearth.run("queue", "resume", session, "--json")).json()
     assert resumed["started"]["execution"]["execution_id"] != execution
     assert (await hearth.run("queue", "resume", session)).code == 0
+    # Who waits for a message that waits sees its answer, not what ran before.
+    finished = await later
+    assert (finished.code, "queued at 1" in finished.stdout, "completed" in finished.stdout) == (0, True, True)
 
 
 async def test_kill_empties_all_and_the_session_goes_on_cold(hearth: Hearth, client: Client) -> None:
