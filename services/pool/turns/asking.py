@@ -227,6 +227,10 @@ class Asking:
                 # After a Stop nothing new may start; the cancel answers what is open.
                 continue
             crashpoint("answer.telling")
+            if not await self._room.trust.confirm(self._execution):
+                # Somebody else has the session; what was committed as handed over is told to no agent.
+                self._look()
+                return
             if gate.state is GateState.CLOSED:
                 # Nobody answered in time: what was not allowed does not run, and the agent goes on.
                 await self._decline(request.asked, Answer.DENY)

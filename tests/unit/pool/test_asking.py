@@ -104,6 +104,7 @@ class Scene:
         self.rows, self.agent, self.signals = Rows(), Agent(), Signals()
         self.told: list[event_pb2.Event] = []
         self.looks = 0
+        self.ours = True
         self.entries = Entries(
             self.clock,
             SystemIds(),
@@ -122,6 +123,7 @@ class Scene:
             interactions=self.rows,
             holder="me",
             producer=SimpleNamespace(append=self._append),
+            trust=SimpleNamespace(confirm=self._confirm),
         )
         self._room = cast("TurnRoom", room)
         self._decided = decided or Decided()
@@ -178,6 +180,9 @@ class Scene:
 
     def _look(self) -> None:
         self.looks += 1
+
+    async def _confirm(self, execution: Execution) -> bool:
+        return self.ours
 
     def _append(self, session: object, event: event_pb2.Event) -> asyncio.Future[Any]:
         self.told.append(event)
@@ -367,4 +372,18 @@ async def test_a_question_is_asked_whatever_tools_may_do() -> None:
     await scene.asking.requested(asked)
     await settle()
     assert scene.rows.commits == [["Which?"]]
+    await scene.end()
+
+
+async def test_an_answer_that_was_passed_on_is_not_given_by_a_replica_that_was_given_up_meanwhile() -> None:
+    """As one that was frozen between the two."""
+    scene = Scene()
+    await scene.begin()
+    await scene.asks(1, "a")
+    scene.ours = False
+    scene.rows.decide("a", Decision.ALLOWED)
+    await scene.answered()
+    assert [gate.state for gate in scene.rows.gates.values()] == [GateState.CONSUMED]
+    assert scene.agent.answers == {}
+    assert scene.looks == 1
     await scene.end()
