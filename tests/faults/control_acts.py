@@ -204,6 +204,19 @@ class Act:
                 found.append(line)
         return found
 
+    async def settled_by_others(self) -> None:
+        """Return when nothing runs and readers were told everything, as far as the rows know."""
+
+        async def so() -> bool:
+            (row,) = await self.stage.ask(
+                "SELECT (SELECT count(*) FROM pool.execution WHERE session = $1 AND state <> 'TERMINAL')"
+                " + (SELECT count(*) FROM pool.outbox WHERE session = $1 AND refused IS NULL) AS open",
+                self.key.session,
+            )
+            return not row["open"]
+
+        await quietly(so, seconds=_SECONDS, what=f"{self.key.session} is not settled")
+
     # The end
 
     async def goes_on(self, *, at: str = SECOND) -> None:

@@ -51,12 +51,15 @@ class Moment:
             raise AssertionError(f"{self._point} is not reached; answered was {told}") from None
 
     async def taken_over(self) -> None:
-        """Return when the other replica has given this one up, and what was frozen goes on."""
+        """Return when the other replica has given this one up, and settled everything without it if it was frozen; then
+        that one goes on."""
         process = self.stage.process(self.pool)
         if self._how == "kill":
             assert process.exit_code() == -signal.SIGKILL
         await self.stage.given_up(self.holder)
         if self._how == "stop":
+            # What it says from here on comes too late for certain.
+            await self.act.settled_by_others()
             process.thaw()
         await asyncio.gather(*self._working)
         if self.pool == SECOND:
