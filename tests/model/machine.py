@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Coroutine
 from typing import Any, ClassVar
 
@@ -31,6 +32,7 @@ class Tally:
     def __init__(self) -> None:
         self.steps: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
         self.checked: Counter[str] = Counter()
         self.plays = 0
         # Stories of what must not be, the first one first.
@@ -41,7 +43,8 @@ class Tally:
             f"{title}: {', '.join(f'{count} {name}' for name, count in counts.most_common())}"
             for title, counts in (("steps", self.steps), ("answers", self.answers), ("looked at", self.checked))
         ]
-        return "\n".join([f"{self.plays} plays, {self.steps.total()} steps", *lines])
+        took = ", ".join(f"{name} {took:.1f}" for name, took in sorted(self.seconds.items(), key=lambda one: -one[1]))
+        return "\n".join([f"{self.plays} plays, {self.steps.total()} steps", *lines, f"seconds: {took}"])
 
 
 class ControlMachine(RuleBasedStateMachine):
@@ -70,8 +73,10 @@ class ControlMachine(RuleBasedStateMachine):
             work.close()
             return
         self.tally.steps[what] += 1
+        began = time.monotonic()
         try:
             self.loop.run(work)
+            self.tally.seconds[what] += round(time.monotonic() - began, 2)
         except Exception as error:
             told = f"{type(error).__name__}: {error}\n\nwhat was done:\n" + "\n".join(self.story[-120:])
             self.tally.failures.append(told)

@@ -65,6 +65,7 @@ def test_the_pool_does_what_the_model_does(stage: Stage, capsys: pytest.CaptureF
                 )
             except BaseException:
                 say(next(iter(tally.failures), ""))
+                say(str(tally))
                 say(f"failed; to see it again: make soak-control SEED={number} PLAYS=1 STEPS={STEPS}")
                 raise
             if SOAKING:
