@@ -172,7 +172,9 @@ async def test_an_address_that_changed_is_looked_up_before_a_daemon_is_taken_for
     await one.release("s", 1)
     # What leads to the daemon is out of date, as a preview token is; the provider knows the new one.
     async with one.parts.store._pool.acquire() as connection:
-        await connection.execute("UPDATE sandbox.sandboxes SET endpoint_url = 'http://127.0.0.1:9'")
+        await connection.execute(
+            "UPDATE sandbox.sandboxes SET endpoint_url = 'http://127.0.0.1:9', version = version + 1"
+        )
 
     async def endpoint(reference: str) -> Address:
         return Address(answer.url, {"X-New": "1"})
