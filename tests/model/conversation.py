@@ -19,7 +19,7 @@ from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import event_pb2, session_pb2
 from services.chassis.errors import HearthError
 from tests.contract.pool.house import text_content
-from tests.model.worlds import ANY, HELD, Answer, Op, Rules, World, after, not_done
+from tests.model.worlds import ANY, CROWDED, HELD, Answer, Op, Rules, World, after, cancel_of, distinct, not_done
 from tests.support.control_caller import Caller
 from tests.support.control_recording import Call, messages_in, text_of
 from tests.support.control_stage import Stage, quietly
@@ -357,7 +357,7 @@ class Conversation:
             self._story.pop()
             self._story.pop()
             await asyncio.sleep(0.02)
-        self._keep(quiet, f"{self.name} is at rest")
+        self._keep(distinct(quiet) if len(quiet) > CROWDED else quiet, f"{self.name} is at rest")
         await self.look_at_queue()
         await self.look_at_gates()
         for label, execution_id in {name: found for found, name in self._executions.items()}.items():
@@ -457,8 +457,7 @@ class Conversation:
                 return ("queued", response.queued.rank)
             case "steered":
                 command = response.steered.command
-                target = self._executions.get(command.execution_id, "")
-                return ("steered", *self._told_of(f"steer {label} {target}", command))
+                return ("steered", *self._told_of("", command))
             case _:
                 return ("removed",)
 
@@ -471,8 +470,11 @@ class Conversation:
         return ("resumed", label)
 
     def _told_of(self, name: str, command: sessions.Command) -> tuple[str, str]:
-        self._commands.setdefault(command.command_id, name)
         target = self._executions.get(command.execution_id, command.execution_id)
+        nothing_ran = command.outcome == sessions.COMMAND_OUTCOME_NOT_RUNNING and (
+            command.created_at == command.settled_at
+        )
+        self._commands.setdefault(command.command_id, name if nothing_ran else cancel_of(target))
         return target, _outcome(command)
 
 

@@ -53,10 +53,13 @@ class ControlMachine(RuleBasedStateMachine):
     stage: ClassVar[Stage]
     tally: ClassVar[Tally]
     loop: ClassVar[asyncio.Runner]
+    # Each costs the start of a process.
+    most_crashes: ClassVar[int] = 1_000
 
     def __init__(self) -> None:
         super().__init__()
         self._idle = False
+        self._crashes = 0
         self.story: list[str] = []
         self._caller = Caller(lambda: self.stage.backend, self.stage.journal)
         self._sessions = [
@@ -64,9 +67,10 @@ class ControlMachine(RuleBasedStateMachine):
         ]
 
     @classmethod
-    def of(cls, stage: Stage, tally: Tally, loop: asyncio.Runner) -> type[ControlMachine]:
-        """A machine on these services, whose calls run in this loop."""
-        return type("ControlMachine", (cls,), {"stage": stage, "tally": tally, "loop": loop})
+    def of(cls, stage: Stage, tally: Tally, loop: asyncio.Runner, *, most_crashes: int) -> type[ControlMachine]:
+        """A machine on these services, whose calls run in this loop. `most_crashes` is for one play."""
+        own = {"stage": stage, "tally": tally, "loop": loop, "most_crashes": most_crashes}
+        return type("ControlMachine", (cls,), own)
 
     def _play(self, what: str, work: Coroutine[Any, Any, object]) -> None:
         if self._idle:
@@ -232,7 +236,8 @@ class ControlMachine(RuleBasedStateMachine):
     def crash(self, what: int, which: int, sure: int, later: int, second: bool) -> None:
         """kill -9 of a replica while something is asked of each session, some milliseconds after it was sent. The other
         one takes over what it drove; it comes back as a new one."""
-        if sure == 0:
+        if sure == 0 and self._crashes < self.most_crashes:
+            self._crashes += 1
             self._play("crash", self._crash(what, which, later, self.stage.house.pools[second]))
 
     async def _crash(self, what: int, which: int, later: int, name: str) -> None:

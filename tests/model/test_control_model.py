@@ -23,8 +23,8 @@ from tests.support.control_stage import Stage
 from tests.support.servers import Servers
 
 SOAKING = "HEARTH_MODEL_PLAYS" in GIVEN
-PLAYS = int(GIVEN.get("HEARTH_MODEL_PLAYS", "4"))
-STEPS = int(GIVEN.get("HEARTH_MODEL_STEPS", "520"))
+PLAYS = int(GIVEN.get("HEARTH_MODEL_PLAYS", "6"))
+STEPS = int(GIVEN.get("HEARTH_MODEL_STEPS", "480"))
 SEED = int(GIVEN.get("HEARTH_MODEL_SEED", "1"))
 LEAST_STEPS = 2_000
 
@@ -46,7 +46,7 @@ def test_the_pool_does_what_the_model_does(stage: Stage, capsys: pytest.CaptureF
             print(f"\n{text}", flush=True)
 
     with asyncio.Runner() as loop:
-        machine = ControlMachine.of(stage, tally, loop)
+        machine = ControlMachine.of(stage, tally, loop, most_crashes=1_000 if SOAKING else 1)
         for number in range(SEED, SEED + PLAYS):
             begun = time.monotonic()
             try:

@@ -19,8 +19,8 @@ from typing import TypeAlias
 QUICK, HELD, ASKS = "quick", "held", "asks"
 GATES = ("t1", "t2")
 # More than anything sensible leads to; a session that is left alone before that comes to few again.
-MOST_WORLDS = 20_000
-CROWDED = 300
+MOST_WORLDS = 4_000
+CROWDED = 100
 
 Answer: TypeAlias = "tuple[object, ...]"
 ANY: Answer = ("any",)
@@ -75,6 +75,11 @@ class Cancel:
     target: str
     outcome: str = ""
     steer: str = ""
+
+
+def cancel_of(label: str) -> str:
+    """The name of the command that asks what runs to stop: there is one, whoever came first."""
+    return f"cancel of {label}"
 
 
 @dataclass(frozen=True)
@@ -314,7 +319,7 @@ class Rules:
         cancel = world.cancel_of(run.label)
         if cancel is not None:
             return world.with_cancel(replace(cancel, steer=label))
-        made = Cancel(f"steer {label} {run.label}", run.label, steer=label)
+        made = Cancel(cancel_of(run.label), run.label, steer=label)
         return replace(world, cancels=(*world.cancels, made), active=self._closed(run))
 
     @staticmethod
@@ -352,7 +357,7 @@ class Rules:
         after = replace(world, paused=True)
         cancel = world.cancel_of(run.label)
         if cancel is None:
-            cancel = Cancel(request, run.label)
+            cancel = Cancel(cancel_of(run.label), run.label)
             after = replace(after, cancels=(*after.cancels, cancel))
         elif cancel.steer:
             # A plain Stop means that nothing is to run next.
@@ -533,6 +538,14 @@ def after(rules: Rules, worlds: Iterable[World], *done: tuple[Op, Answer]) -> se
             }
         found |= reached
     return found
+
+
+def distinct(worlds: Iterable[World]) -> set[World]:
+    """One of those each that differ only in what was answered to whom long ago."""
+    found: dict[object, World] = {}
+    for world in worlds:
+        found.setdefault(replace(world, cancels=(), requests=()), world)
+    return set(found.values())
 
 
 def not_done(worlds: Iterable[World], op: Op, rules: Rules) -> set[World]:
