@@ -1,4 +1,4 @@
-"""The path of every warm turn is short: two statements and one probe to attach, one statement for many renewals.
+"""The path of every warm turn is short: one statement and one probe to attach, one statement for many renewals.
 
 Counted, not timed: a count does not depend on what else the machine does.
 """
@@ -46,7 +46,7 @@ async def test_statements_of_a_warm_turn(postgres_dsn: str, scratch: Path, monke
         answer = await one.acquire("s", 2, holder=me)
         assert answer.how is How.ATTACHED
         assert [stage.name for stage in answer.stages] == ["probe"]
-        assert counting.statements == 2
+        assert counting.statements == 1
         assert one.switches.calls == calls_before, "the provider is not asked"
 
         counting.statements = 0
