@@ -27,7 +27,7 @@ from tests.support.control_stage import Stage, quietly
 # Within this everything that moves has come to rest, whatever else the machine does.
 REST_SECONDS = 60.0
 # What may move, and may as well not, has moved within this: every sweep has come by.
-_UNSURE_SECONDS = 4.0
+_UNSURE_SECONDS = 3.0
 
 ON_BUSY = {"QUEUE": sessions.ON_BUSY_QUEUE, "REJECT": sessions.ON_BUSY_REJECT, "STEER": sessions.ON_BUSY_STEER}
 _DECISIONS = {"ALLOWED": event_pb2.DECISION_ALLOWED, "DENIED": event_pb2.DECISION_DENIED}
