@@ -59,6 +59,8 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+_OF_GRPC = ("ipv4:", "ipv6:", "unix:")
+
 _Metadata = grpc.aio.Metadata | Sequence[tuple[str, str | bytes]] | None
 
 
@@ -72,7 +74,8 @@ def open_channel(
     """A channel to the service at `address`; it connects at its first call. Close it when done.
 
     The address is host:port; or that of several replicas, separated by commas, or `dns:///name:port` for a name with
-    an address for each: then calls go around those that serve. Raises ValueError for one that is none of these.
+    an address for each: then calls go around those that serve. What gRPC itself has a scheme for, as `ipv4:`, is taken
+    as it is: then the first of several that answers gets all calls. Raises ValueError for one that is none of these.
 
     `token` is sent as bearer token with each call. With `root_certificates` (PEM) the connection uses TLS and accepts
     servers signed by one of them. `options` come after `OPTIONS` and win over them.
@@ -92,7 +95,7 @@ def target(address: str) -> tuple[str, bool]:
     """What gRPC calls an address, and whether it may stand for several replicas."""
     if address.startswith("dns:"):
         return address, True
-    if "," not in address:
+    if "," not in address or address.startswith(_OF_GRPC):
         return address, False
     schemes, replicas = set(), []
     for one in address.split(","):

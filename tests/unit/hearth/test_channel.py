@@ -137,6 +137,7 @@ async def test_calls_go_around_the_replicas_that_serve() -> None:
         ("dns:///pool.internal:7400", ("dns:///pool.internal:7400", True)),
         ("127.0.0.1:1,localhost:2", ("ipv4:127.0.0.1:1,127.0.0.1:2", True)),
         ("[::1]:1, [::2]:2", ("ipv6:[::1]:1,[::2]:2", True)),
+        ("ipv4:127.0.0.1:1,127.0.0.1:2", ("ipv4:127.0.0.1:1,127.0.0.1:2", False)),
     ],
 )
 def test_an_address_may_stand_for_several_replicas(address: str, expected: tuple[str, bool]) -> None:
