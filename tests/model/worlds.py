@@ -345,6 +345,9 @@ class Rules:
             )
             return
         order = [label for label, _ in world.ended]
+        if by_epoch and target not in order:
+            # Its epoch was seen, so this is no world that can be.
+            return
         hit = order.index(run.label) <= order.index(target) if by_epoch else run.label == target
         if not hit:
             yield ("refused", "EXECUTION_MISMATCH"), world
