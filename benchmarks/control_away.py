@@ -57,8 +57,9 @@ async def part(rig: Rig, shape: Shape) -> Part:
     """The whole of it on a house of its own, with the default settings."""
     room = {"HEARTH_LOCAL_WARM_CAP": str(shape.talkers)}
     async with warm_turns.house(rig, shape.pools, **room) as house:
-        streams = [session_key(PROJECT, name) for name in control_streams.names(shape.streams)]
-        async with control_streams.streaming(house, shape.streams, shape.rate) as streamed:
+        names = control_streams.names(shape.streams)
+        streams = [session_key(PROJECT, name) for name in names]
+        async with control_streams.streaming(house, names, shape.rate) as streamed:
             before = {key.session: (await house.client.get_session(key)).execution for key in streams}
             with machine.measured(rig.pids(*house.services.values())) as usage:
                 talked = await _talk_through(rig, house, shape)

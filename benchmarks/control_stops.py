@@ -116,7 +116,7 @@ async def measure(rig: Rig, house: House, journal: Path, shape: Shape) -> Part:
     chance = random.Random(shape.seed)
     names = [f"stop-{number}-{uuid.uuid4().hex[:6]}" for number in range(shape.sessions)]
     stops: list[Stop] = []
-    async with control_streams.streaming(house, shape.streams, RATE) as streamed:
+    async with control_streams.streaming(house, control_streams.names(shape.streams), RATE) as streamed:
         with machine.measured(rig.pids(*house.services.values())) as usage:
             for name in names:
                 async with Talk(house.client, name) as talk:

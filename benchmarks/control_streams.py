@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -118,18 +119,18 @@ async def read(link: Link, addresses: Addresses, token: str, names: list[str]) -
 
 
 def names(sessions: int) -> list[str]:
-    """The sessions that stream. Pure."""
-    return [f"stream-{number}" for number in range(sessions)]
+    """New sessions to stream."""
+    run = uuid.uuid4().hex[:6]
+    return [f"stream-{run}-{number}" for number in range(sessions)]
 
 
 @asynccontextmanager
-async def streaming(house: House, sessions: int, rate: float) -> AsyncIterator[Streamed]:
-    """So many sessions stream at `rate` frames a second during the block, each with a reader; filled in at its end."""
+async def streaming(house: House, them: list[str], rate: float) -> AsyncIterator[Streamed]:
+    """These sessions stream at `rate` frames a second during the block, each with a reader; filled in at its end."""
     streamed = Streamed()
-    if not sessions:
+    if not them:
         yield streamed
         return
-    them = names(sessions)
     where = addresses_of(house.services, house.pools[:1])
     async with clients(("benchmarks.control_streams:read", where, house.token, them)) as (reader,):
         try:
@@ -148,7 +149,7 @@ async def streaming(house: House, sessions: int, rate: float) -> AsyncIterator[S
 
 
 async def _end(client: Client, name: str) -> None:
-    request = session_service_pb2.KillSessionRequest(session=session_key(PROJECT, name), request_id="end")
+    request = session_service_pb2.KillSessionRequest(session=session_key(PROJECT, name), request_id=str(uuid.uuid4()))
     try:
         await client.sessions.KillSession(request, timeout=_END_SECONDS)
     except grpc.aio.AioRpcError as error:
