@@ -58,6 +58,7 @@ async def types(client: Client, session: str) -> list[str]:
     return [event.type for event in await log_of(client, session)]
 
 
+@pytest.mark.exhaustive
 async def test_what_waits_is_listed_changed_taken_out_and_run_first(hearth: Hearth, client: Client) -> None:
     session = new()
     first = await begun(hearth, client, session)

@@ -171,6 +171,7 @@ async def test_the_doctor_says_what_it_found_and_a_drained_pool_takes_nothing(sc
         assert "no replica takes new turns" in found.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(240)
 async def test_the_doctor_sees_a_sandbox_whose_holder_died(scratch: Path) -> None:
     async with running(scratch / ".hearth") as hearth:
@@ -193,6 +194,7 @@ async def test_the_doctor_sees_a_sandbox_whose_holder_died(scratch: Path) -> Non
         assert (await hearth.run("doctor")).code == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(180)
 async def test_what_a_token_may_not_ask_is_left_out_and_said(scratch: Path) -> None:
     tokens = {

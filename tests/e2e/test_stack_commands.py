@@ -21,6 +21,7 @@ def processes_of(root: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(240)
 async def test_up_twice_crash_up_and_down(scratch: Path) -> None:
     hearth = Hearth(scratch / ".hearth")

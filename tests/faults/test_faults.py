@@ -16,8 +16,13 @@ SESSIONS = 3
 @pytest.mark.parametrize(
     ("seed", "replicas", "faults"),
     [
-        (1, (2, 1), ["kill:history+postgres", "cut:history-postgres", "flush", "kill:producer"]),
         (2, (1, 2), ["restore", "kill:relay+valkey", "freeze:history"]),
+        pytest.param(
+            1,
+            (2, 1),
+            ["kill:history+postgres", "cut:history-postgres", "flush", "kill:producer"],
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 async def test_faults_break_no_promise(scratch: Path, seed: int, replicas: tuple[int, int], faults: list[str]) -> None:

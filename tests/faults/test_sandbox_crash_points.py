@@ -308,7 +308,7 @@ def test_every_point_has_its_story() -> None:
     assert set(STORIES) == set(crashpoints.declared("sandbox"))
 
 
-@pytest.mark.parametrize("point", sampled(crashpoints.declared("sandbox"), every=6))
+@pytest.mark.parametrize("point", sampled(crashpoints.declared("sandbox"), every=12))
 async def test_killed_at_a_point_it_settles_and_serves(postgres_dsn: str, scratch: Path, point: str) -> None:
     async with scene(postgres_dsn, scratch) as found:
         await STORIES[point](Stage(found, point))
@@ -320,14 +320,17 @@ async def test_killed_at_a_point_it_settles_and_serves(postgres_dsn: str, scratc
 
 @pytest.mark.parametrize(
     "point",
-    [
-        "acquire.intent_written",
-        "acquire.created",
-        "acquire.starting_written",
-        "acquire.daemon_started",
-        "acquire.up_written",
-        "acquire.restart_written",
-    ],
+    sampled(
+        [
+            "acquire.intent_written",
+            "acquire.created",
+            "acquire.starting_written",
+            "acquire.daemon_started",
+            "acquire.up_written",
+            "acquire.restart_written",
+        ],
+        every=3,
+    ),
 )
 async def test_asked_again_at_once_the_same_claim_gets_one_sandbox_without_waiting_for_a_deadline(
     postgres_dsn: str, scratch: Path, point: str

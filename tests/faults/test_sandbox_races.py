@@ -92,7 +92,7 @@ async def test_two_acquires_of_one_claim_at_two_replicas_are_one(house: House) -
     assert len(house.scene.witness.started()) == 2, "one daemon for each claim"
 
 
-@pytest.mark.parametrize("same_holder", [True, False])
+@pytest.mark.parametrize("same_holder", sampled([False, True], every=2))
 async def test_of_racing_claims_the_highest_has_the_sandbox(house: House, same_holder: bool) -> None:
     for turn in range(3):
         epochs = list(range(10 * turn + 1, 10 * turn + 5))
@@ -148,7 +148,7 @@ async def test_an_acquire_during_the_eviction_of_its_sandbox_gets_it_running_or_
         await asyncio.gather(*(house.one.release(session, 2, reason="KILLED") for session in sessions))
 
 
-@pytest.mark.parametrize("reason", ["KILLED", "CLEAN_TURN", "IDLE_EXPIRED"])
+@pytest.mark.parametrize("reason", sampled(["KILLED", "CLEAN_TURN", "IDLE_EXPIRED"], every=3))
 async def test_a_release_during_a_create_undoes_it_whoever_is_asked(house: House, reason: str) -> None:
     house.scene.faults.set("hold-created")
     acquiring = asyncio.create_task(house.one.acquire("s", 1, holder=house.scene.me))
@@ -179,6 +179,7 @@ async def test_a_kill_during_a_restart_does_not_wait_for_it(house: House) -> Non
     await house.check_one(again)
 
 
+@pytest.mark.exhaustive
 async def test_a_kill_and_a_restart_at_any_time_leave_nothing_or_one(house: House) -> None:
     for turn in range(6):
         epoch = 10 * turn + 1
@@ -291,6 +292,7 @@ async def test_a_replica_that_freezes_at_work_loses_it_and_harms_nothing_after_i
         found.witness.check()
 
 
+@pytest.mark.exhaustive
 async def test_a_replica_that_freezes_while_it_reconciles_does_not_keep_the_other_from_it(
     postgres_dsn: str, scratch: Path
 ) -> None:
@@ -309,6 +311,7 @@ async def test_a_replica_that_freezes_while_it_reconciles_does_not_keep_the_othe
         frozen.thaw()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", sampled([11, 12], every=2))
 async def test_random_turns_of_many_sessions_over_two_replicas_keep_to_the_cap(house: House, seed: int) -> None:
     """S3 from processes: of the sessions whose release said PARKED, never more than the cap have a living daemon."""
@@ -342,6 +345,7 @@ async def test_random_turns_of_many_sessions_over_two_replicas_keep_to_the_cap(h
     assert len(house.scene.witness.alive()) == len(running) <= CAP
 
 
+@pytest.mark.exhaustive
 async def test_a_lower_cap_is_kept_after_a_restart(postgres_dsn: str, scratch: Path) -> None:
     async with scene(postgres_dsn, scratch) as found:
         service = await found.started(**{**STEADY, "HEARTH_LOCAL_WARM_CAP": "3"})

@@ -21,6 +21,7 @@ def check_part(part: Part, *expected: str) -> None:
     assert all(math.isfinite(value) for value in part.figures.values()), part.figures
 
 
+@pytest.mark.exhaustive
 async def test_stops_while_others_stream() -> None:
     async with Rig() as rig:
         journal = rig.directory / "agents.jsonl"

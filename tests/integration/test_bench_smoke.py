@@ -122,6 +122,7 @@ async def test_a_burst(bench: Bench) -> None:
     check_part(part, "burst_deliveries_per_s", "burst_joined_share", "burst_gaps", "burst_relay_us")
 
 
+@pytest.mark.exhaustive
 async def test_quiet_readers_come_back(bench: Bench) -> None:
     part = await idle.measure(bench.history, bench.relay, 20)
     check_part(part, "idle_kib", "connect_s", "restart_back_s", "kill_back_s")

@@ -98,6 +98,7 @@ async def test_killed_before_the_prompt(house: House, backend: Backend) -> None:
     assert len(started) == 1
 
 
+@pytest.mark.exhaustive
 async def test_killed_again_and_again_before_the_prompt(house: House, backend: Backend) -> None:
     session = key()
     house.processes["sandbox"].freeze()
@@ -154,6 +155,7 @@ async def test_n47_n109_killed_between_the_ending_and_its_settlement(house: Hous
     assert (await backend.run(session, "hello")).HasField("execution_completed")
 
 
+@pytest.mark.exhaustive
 async def test_killed_at_any_moment_of_many_turns(house: House, backend: Backend) -> None:
     """Sends of many sessions, and a pool that is killed in the middle of them: each runs or ends, once."""
     keys = [key(str(number)) for number in range(6)]

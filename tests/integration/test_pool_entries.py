@@ -397,6 +397,7 @@ async def test_w_p04_w_p06_w_p25_the_bound_of_entries_holds(small: Recorded) -> 
     assert summary(await small.backend.run(b, "hello")).how == "restarted"
 
 
+@pytest.mark.exhaustive
 async def test_w_p20_w_k03_at_the_end_idle_ones_are_stopped_and_those_at_work_deleted(servers: Servers) -> None:
     async with recorded_house(servers, HEARTH_SHUTDOWN_GRACE="12") as here:
         idle, busy = key("idle"), key("busy")

@@ -42,6 +42,7 @@ async def replica(backend: Backend) -> pool_pb2.Replica:
     return found
 
 
+@pytest.mark.exhaustive
 async def test_w_o01_a_replica_beats_at_once_and_then_steadily_under_one_id(backend: Backend, house: House) -> None:
     first = await replica(backend)
     assert first.HasField("beat_at")

@@ -201,6 +201,7 @@ async def hasty(servers: Servers) -> AsyncIterator[Recorded]:
         yield found
 
 
+@pytest.mark.exhaustive
 async def test_w_p02_w_p04_w_d17_turns_that_meet_the_end_of_the_window_and_each_other(hasty: Recorded) -> None:
     seed = random.randrange(2**32)
     dice, talking = random.Random(seed), [key(name) for name in "abc"]
@@ -231,6 +232,7 @@ async def test_w_p02_w_p04_w_d17_turns_that_meet_the_end_of_the_window_and_each_
     assert len(executions) == len(set(executions)) == 6
 
 
+@pytest.mark.exhaustive
 async def test_w_p20_a_replica_that_drains_lets_idle_agents_go_and_finishes_the_others(servers: Servers) -> None:
     async with recorded_house(servers) as draining:
         idle, busy = key("idle"), key("busy")

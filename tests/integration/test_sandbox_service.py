@@ -101,6 +101,7 @@ async def test_what_nobody_renews_is_ended_and_what_is_renewed_stays(sandboxes: 
     assert slots.used == 1
 
 
+@pytest.mark.exhaustive
 async def test_a_lapse_ends_an_agent_that_does_everything_to_stay(sandboxes: Sandboxes) -> None:
     answer = await sandboxes.acquire("s", holder=ME)
     async with aiohttp.ClientSession() as http:
@@ -195,6 +196,7 @@ async def test_killed_in_a_create_and_never_asked_again_nothing_is_left(
     assert left_below(root) == []
 
 
+@pytest.mark.exhaustive
 async def test_a_service_that_was_frozen_ends_nothing_by_what_it_saw_before(
     service: ServiceProcess, sandboxes: Sandboxes
 ) -> None:
