@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -33,7 +35,10 @@ async def refusal(channel: grpc.aio.Channel, method: str, token: str, project: s
         else:
             request = relay_service_pb2.PublishRequest(number=1)
             request.batches.add(session=session, execution_id=events.new_id(), epoch=1)
-            published = stub.Publish(iter([request]), metadata=metadata, timeout=10)
+            published = stub.Publish(metadata=metadata, timeout=10)
+            # A call that was refused meanwhile takes no request; one fed by an iterator would then be cancelled here.
+            with suppress(asyncio.InvalidStateError):
+                await published.write(request)
             await published.read()
             published.cancel()
     except grpc.aio.AioRpcError as error:
