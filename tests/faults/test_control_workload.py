@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import pytest
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import session_pb2
+from services.pool.control.executions import MAX_TRIES
 from tests.checkers import control
 from tests.contract.pool.house import key, text_content
 from tests.support.control_caller import Caller
@@ -28,6 +30,8 @@ from tests.support.control_stage import Stage
 from tests.support.servers import Servers
 
 _AT_ONCE = 10
+_LAST_TRIES = "SELECT 1 FROM pool.execution WHERE state = 'PENDING' AND tries >= $1::text::integer"
+_LAST_TRY_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,16 @@ class Workload:
                 await self._progress.wait()
             process = self._stage.process(self._dice.choice(self._stage.house.pools))
             await asyncio.sleep(self._dice.random() / 2)
+            await self._nobody_on_the_last_try()
             process.kill9()
             await process.start()
+
+    async def _nobody_on_the_last_try(self) -> None:
+        """What is killed at its start as often as it may be tried is given up, and here nothing is to be given up."""
+        ends = time.monotonic() + _LAST_TRY_SECONDS
+        while await self._stage.ask(_LAST_TRIES, str(MAX_TRIES)):
+            assert time.monotonic() < ends, "an execution does not get past its last try"
+            await asyncio.sleep(0.1)
 
     async def _drain(self, session: session_pb2.SessionKey) -> None:
         while True:
