@@ -94,7 +94,7 @@ async def with_an_ending(act: Act, order: tuple[int, int], label: str, asked: Me
     async with act.stage.barrier(act.key) as barrier:
         for side in order:
             if side == 0:
-                calling = await barrier.arrives(act.call(asked, at=SECOND))
+                calling = await barrier.arrives(act.call(asked, at=SECOND), pool=SECOND)
             else:
                 before = await act.stage.waiting_for_rows()
                 act.stage.let_go(label)

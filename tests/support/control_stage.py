@@ -170,15 +170,19 @@ class Stage:
             await transaction.rollback()
             await connection.close()
 
-    async def waiting_for_rows(self) -> int:
-        """How many transactions wait for the row of a session."""
+    async def waiting_for_rows(self, pool: str = "") -> int:
+        """How many transactions wait for the row of a session, of one replica or of all."""
         rows = await self.ask(
-            "SELECT count(*) AS waiting FROM pg_stat_activity"
+            "SELECT client_port FROM pg_stat_activity"
             " WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE $1",
             _LOCKS,
         )
-        found: int = rows[0]["waiting"]
-        return found
+        ports = [row["client_port"] for row in rows]
+        if not pool:
+            return len(ports)
+        process = psutil.Process(self.process(pool).pid)
+        own = {connection.laddr.port for connection in process.net_connections("tcp")}
+        return sum(port in own for port in ports)
 
     # Messages
 
@@ -244,18 +248,21 @@ class Barrier:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
 
-    async def arrives(self, work: Awaitable[_T]) -> asyncio.Future[_T]:
-        """Begin something that will change the session, and return when it waits for its turn."""
-        before = await self._stage.waiting_for_rows()
+    async def arrives(self, work: Awaitable[_T], *, pool: str = "") -> asyncio.Future[_T]:
+        """Begin something that will change the session, and return when it waits for its turn.
+
+        `pool`: at which replica, where something of the other one may come to wait meanwhile.
+        """
+        before = await self._stage.waiting_for_rows(pool)
         task = asyncio.ensure_future(work)
-        await self.grows(before)
+        await self.grows(before, pool=pool)
         return task
 
-    async def grows(self, before: int) -> None:
+    async def grows(self, before: int, *, pool: str = "") -> None:
         """Return when more than `before` transactions wait."""
 
         async def grown() -> bool:
-            return await self._stage.waiting_for_rows() > before
+            return await self._stage.waiting_for_rows(pool) > before
 
         await quietly(grown, seconds=30, what="what was to wait for the row does not")
 
