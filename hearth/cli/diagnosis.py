@@ -107,8 +107,11 @@ def notes(picture: Picture) -> list[str]:
 
 
 def loopback(address: str) -> bool:
-    """Whether a host:port is of this machine only."""
-    host = address.rpartition(":")[0].strip("[]")
+    """Whether a host:port is of this machine only; of the addresses of several replicas, whether each is."""
+    return all(_loopback(one.strip().rpartition(":")[0].strip("[]")) for one in address.split(","))
+
+
+def _loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

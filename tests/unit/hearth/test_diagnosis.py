@@ -215,6 +215,8 @@ def test_a_question_that_was_refused_is_an_answer_and_one_that_was_lost_is_none(
         ("[::1]:7400", True),
         ("10.0.0.7:7400", False),
         ("pool:1", False),
+        ("127.0.0.1:7400,127.0.0.1:7410", True),
+        ("127.0.0.1:7400, 10.0.0.7:7400", False),
     ],
 )
 def test_addresses_of_this_machine(address: str, here: bool) -> None:
