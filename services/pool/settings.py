@@ -55,9 +55,10 @@ class PoolSettings(PostgresSettings):
     daytona_warm_cap: int = Field(default=20, ge=0, description="the same on Daytona")
     queue_cap: int = Field(default=100, ge=1, description="inputs that may wait in one session")
     settled_retention: float = Field(
-        default=7 * 86_400.0,
+        default=0.0,
         ge=0,
-        description="how long request ids, and commands, inputs and executions that are over, are kept; 0 = for ever",
+        description="how long request ids, and commands, inputs and executions that are over, are kept; 0 = as long as"
+        " the session lives. A request id that is sent again after that time is a new request",
     )
     interaction_expiry: float = Field(
         default=7 * 86400.0, gt=0, description="how long people may take to answer what an agent asks"
