@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scripts.catalogue import ROOT, Catalogue, Entry, named, shown_by
+from scripts.catalogue import ROOT, Catalogue, Entry, summary, with_table
 
 PAGE = ROOT / "docs" / "warm-sandboxes.md"
 BEGIN = "<!-- behaviours: from here on written by `make coverage-map` -->\n"
@@ -33,24 +33,11 @@ CATALOGUE = Catalogue(
 
 def render(entries: Sequence[Entry], page: str) -> str:
     """The page with its table made anew. Raises ValueError when the page has no place for it."""
-    hand_written, found, _ = page.partition(BEGIN)
-    if not found:
-        raise ValueError(f"{PAGE} has no line {BEGIN.strip()}")
-    waived = sum(bool(entry.waiver) for entry in entries)
-    parts = [
-        hand_written,
-        BEGIN,
-        f"\n{len(entries)} behaviours: {len(entries) - waived} shown by {len(named(entries))} tests,"
-        f" {waived} that do not apply, or not yet, each with its reason.\n",
+    sections = [
+        (title, [(_shown(entry.code), entry) for entry in entries if _shown(entry.code)[0] == letter])
+        for letter, (title, _) in SECTIONS.items()
     ]
-    for letter, (title, _) in SECTIONS.items():
-        parts.append(f"\n### {title}\n\n| code | behaviour | shown by |\n|---|---|---|\n")
-        parts += [_row(entry) for entry in entries if _shown(entry.code)[0] == letter]
-    return "".join(parts)
-
-
-def _row(entry: Entry) -> str:
-    return f"| {_shown(entry.code)} | {entry.behaviour} | {shown_by(entry)} |\n"
+    return with_table(page, BEGIN, summary(entries, "that do not apply, or not yet"), "code", sections)
 
 
 def _shown(code: str) -> str:

@@ -154,6 +154,28 @@ def shown_by(entry: Entry, proof: str = "") -> str:
     return "<br>".join(links) or f"Waived: {entry.waiver}"
 
 
+def with_table(
+    page: str, begin: str, summary: str, head: str, sections: Iterable[tuple[str, Iterable[tuple[str, Entry]]]]
+) -> str:
+    """A page that is written by hand, with its table made anew behind the line `begin`. `sections` are titles and their
+    entries, each with what the first column calls it. Raises ValueError when the page has no place for it."""
+    by_hand, found, _ = page.partition(begin)
+    if not found:
+        raise ValueError(f"the page has no line {begin.strip()}")
+    parts = [by_hand, begin, f"\n{summary}\n"]
+    for title, entries in sections:
+        parts.append(f"\n### {title}\n\n| {head} | behaviour | shown by |\n|---|---|---|\n")
+        parts += [f"| {name} | {entry.behaviour} | {shown_by(entry)} |\n" for name, entry in entries]
+    return "".join(parts)
+
+
+def summary(entries: Sequence[Entry], waived: str) -> str:
+    """How many of them there are, and how many are `waived`."""
+    without = sum(bool(entry.waiver) for entry in entries)
+    shown = f"{len(entries) - without} shown by {len(named(entries))} tests"
+    return f"{len(entries)} behaviours: {shown}, {without} {waived}, each with its reason."
+
+
 def _link(test: str) -> str:
     path, _, function = test.partition("::")
     return f"[`{function}`](../{path})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scripts.catalogue import ROOT, Catalogue, Entry, named, shown_by
+from scripts.catalogue import ROOT, Catalogue, Entry, summary, with_table
 
 PAGE = ROOT / "docs" / "control.md"
 BEGIN = "<!-- control: from here on written by `make coverage-map` -->\n"
@@ -26,24 +26,11 @@ CATALOGUE = Catalogue(
 
 def render(entries: Sequence[Entry], page: str) -> str:
     """The page with its table made anew. Raises ValueError when the page has no place for it."""
-    hand_written, found, _ = page.partition(BEGIN)
-    if not found:
-        raise ValueError(f"{PAGE} has no line {BEGIN.strip()}")
-    waived = sum(bool(entry.waiver) for entry in entries)
-    parts = [
-        hand_written,
-        BEGIN,
-        f"\n{len(entries)} behaviours: {len(entries) - waived} shown by {len(named(entries))} tests,"
-        f" {waived} that do not apply, each with its reason.\n",
+    sections = [
+        (title, [(str(_number(entry.code)), entry) for entry in entries if _number(entry.code) in numbers])
+        for title, numbers in SECTIONS
     ]
-    for title, numbers in SECTIONS:
-        parts.append(f"\n### {title}\n\n| number | behaviour | shown by |\n|---|---|---|\n")
-        parts += [_row(entry) for entry in entries if _number(entry.code) in numbers]
-    return "".join(parts)
-
-
-def _row(entry: Entry) -> str:
-    return f"| {_number(entry.code)} | {entry.behaviour} | {shown_by(entry)} |\n"
+    return with_table(page, BEGIN, summary(entries, "that do not apply"), "number", sections)
 
 
 def _number(code: str) -> int:
