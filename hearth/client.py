@@ -16,11 +16,12 @@ and it answers with what the first one made. What a service refuses is raised as
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from typing import Self
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol, Self, TypeVar
 
 import grpc.aio
 
@@ -37,6 +38,33 @@ from hearth.watch import Watch
 CALL_SECONDS = 30.0
 UPLOAD_SECONDS = 300.0
 CHUNK_BYTES = 512 * 1024
+
+
+class _Request(Protocol):
+    page_token: str
+
+
+class _Page(Protocol):
+    @property
+    def next_page_token(self) -> str: ...
+
+
+_R = TypeVar("_R", bound=_Request)
+_P = TypeVar("_P", bound=_Page)
+
+
+async def pages(call: Callable[..., Awaitable[_P]], request: _R) -> AsyncIterator[_P]:
+    """The responses of a list call, from the page that `request` asks for to the last one; the request stays as it is.
+
+    Raises the `grpc.aio.AioRpcError` of the call.
+    """
+    wanted = copy.deepcopy(request)
+    while True:
+        page = await call(wanted, timeout=CALL_SECONDS)
+        yield page
+        if not page.next_page_token:
+            return
+        wanted.page_token = page.next_page_token
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -202,24 +230,16 @@ class Client:
     ) -> AsyncIterator[control_pb2.Interaction]:
         """What the agent asked, oldest first; `pending_only`: what nobody has answered yet."""
         request = session_service_pb2.ListInteractionsRequest(session=key, pending_only=pending_only)
-        while True:
-            page = await self.sessions.ListInteractions(request, timeout=CALL_SECONDS)
+        async for page in pages(self.sessions.ListInteractions, request):
             for interaction in page.interactions:
                 yield interaction
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
 
     async def inputs(self, key: session_pb2.SessionKey) -> AsyncIterator[control_pb2.Input]:
         """The queue: first what was promoted and has not reached the agent, then what waits, by rank."""
         request = session_service_pb2.ListInputsRequest(session=key)
-        while True:
-            page = await self.sessions.ListInputs(request, timeout=CALL_SECONDS)
+        async for page in pages(self.sessions.ListInputs, request):
             for waiting in page.inputs:
                 yield waiting
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
 
     async def update_input(
         self,
@@ -271,13 +291,9 @@ class Client:
     async def sessions_of(self, project: str) -> AsyncIterator[control_pb2.Session]:
         """Sessions of a project, the one that changed last first."""
         request = session_service_pb2.ListSessionsRequest(project=project)
-        while True:
-            page = await self.sessions.ListSessions(request, timeout=CALL_SECONDS)
+        async for page in pages(self.sessions.ListSessions, request):
             for found in page.sessions:
                 yield found
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
 
     async def get_execution(self, key: session_pb2.SessionKey, execution_id: str) -> control_pb2.Execution:
         """One run of the agent, as it stands."""

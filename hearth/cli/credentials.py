@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from hearth.cli.output import addresses, as_dict, fail, out, print_json, run, token
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
-from hearth.client import CALL_SECONDS, Client
+from hearth.client import CALL_SECONDS, Client, pages
 from hearth.session.v1 import session_pb2 as control_pb2
 from hearth.session.v1 import session_service_pb2 as calls
 
@@ -71,15 +71,11 @@ def list_(project: Project = DEFAULT_PROJECT, root: Root = DEFAULT_ROOT, json: J
     """List the credentials of a project."""
 
     async def work() -> list[control_pb2.Credential]:
-        found: list[control_pb2.Credential] = []
         request = calls.ListCredentialsRequest(project=project, page_size=PAGE)
         async with Client(addresses(root), token=token()) as client:
-            while True:
-                page = await client.sessions.ListCredentials(request, timeout=CALL_SECONDS)
-                found += page.credentials
-                request.page_token = page.next_page_token
-                if not request.page_token:
-                    return found
+            return [
+                found async for page in pages(client.sessions.ListCredentials, request) for found in page.credentials
+            ]
 
     found = run(work())
     if json:

@@ -19,7 +19,7 @@ from hearth.cli import words
 from hearth.cli.output import addresses, as_dict, err, out, print_json, run, token
 from hearth.cli.sessions import DEFAULT_PROJECT, Project, Session
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
-from hearth.client import CALL_SECONDS, Client, session_key
+from hearth.client import CALL_SECONDS, Client, pages, session_key
 from hearth.pool.v1 import pool_pb2, pool_service_pb2, pool_service_pb2_grpc
 
 # An eviction waits until the sandbox is seen stopped.
@@ -182,13 +182,9 @@ async def all_entries(client: Client) -> AsyncIterator[pool_pb2.Entry]:
         async with one_replica(client, replica.holder) as pools:
             request = pool_service_pb2.ListEntriesRequest(page_size=PAGE)
             try:
-                while True:
-                    page = await pools.ListEntries(request, timeout=CALL_SECONDS)
+                async for page in pages(pools.ListEntries, request):
                     for entry in page.entries:
                         yield entry
-                    if not page.next_page_token:
-                        break
-                    request.page_token = page.next_page_token
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE or pools is client.pools:
                     raise
@@ -198,13 +194,9 @@ async def all_entries(client: Client) -> AsyncIterator[pool_pb2.Entry]:
 async def all_replicas(client: Client) -> AsyncIterator[pool_pb2.Replica]:
     """All replicas, page by page."""
     request = pool_service_pb2.ListReplicasRequest(page_size=PAGE)
-    while True:
-        page = await client.pools.ListReplicas(request, timeout=CALL_SECONDS)
+    async for page in pages(client.pools.ListReplicas, request):
         for replica in page.replicas:
             yield replica
-        if not page.next_page_token:
-            return
-        request.page_token = page.next_page_token
 
 
 def share(turns_by_how: Mapping[str, int]) -> str:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from hearth.cli import words
 from hearth.cli.output import Exit, addresses, as_dict, err, out, print_json, run, token
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
-from hearth.client import CALL_SECONDS, Client
+from hearth.client import CALL_SECONDS, Client, pages
 from hearth.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 
 SandboxId = Annotated[str, typer.Argument(help="id of the sandbox, as `hearth sandboxes list` shows it")]
@@ -186,15 +186,9 @@ async def sandboxes(
     client: Client, request: sandbox_service_pb2.ListSandboxesRequest
 ) -> AsyncIterator[sandbox_pb2.Sandbox]:
     """All that a request asks for, page by page."""
-    wanted = sandbox_service_pb2.ListSandboxesRequest()
-    wanted.CopyFrom(request)
-    while True:
-        page = await client.sandboxes.ListSandboxes(wanted, timeout=CALL_SECONDS)
+    async for page in pages(client.sandboxes.ListSandboxes, request):
         for sandbox in page.sandboxes:
             yield sandbox
-        if not page.next_page_token:
-            return
-        wanted.page_token = page.next_page_token
 
 
 def _row(sandbox: sandbox_pb2.Sandbox, now: datetime) -> tuple[str, ...]:
