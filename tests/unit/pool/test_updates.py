@@ -181,20 +181,20 @@ def test_prompts() -> None:
             inline_media=content_pb2.InlineMediaPart(media_type="text/markdown", data="# é".encode())
         ),
     ]
-    uri = "file:///work/.hearth/attachments/id/x.png"
+    uri = "file:///workspace/.hearth/attachments/id/x.png"
     everything = {"image": True, "audio": True, "embeddedContext": True}
-    assert prompt_blocks(parts, "/work", everything) == [
+    assert prompt_blocks(parts, "/workspace", everything) == [
         {"type": "text", "text": "hi"},
         {"type": "resource_link", "uri": "https://a/b", "name": "https://a/b", "mimeType": "text/html"},
         {"type": "resource_link", "uri": uri, "name": "../x.png", "mimeType": "image/png", "size": 9},
         {"type": "audio", "mimeType": "audio/wav", "data": "AAE="},
         {"type": "resource", "resource": {"uri": "hearth:context", "mimeType": "text/markdown", "text": "# é"}},
     ]
-    assert prompt_blocks(parts[3:], "/work", {"image": True}) == [
+    assert prompt_blocks(parts[3:], "/workspace", {"image": True}) == [
         {"type": "text", "text": "[audio/wav, 2 bytes, which this agent cannot take]"},
         {"type": "text", "text": "# é"},
     ]
-    assert attachment_path(attachment, "/work") == "/work/.hearth/attachments/id/x.png"
+    assert attachment_path(attachment, "/workspace") == "/workspace/.hearth/attachments/id/x.png"
 
 
 def test_text_that_no_reader_could_take_is_mended() -> None:
