@@ -29,6 +29,7 @@ async def entry_of(hearth: Hearth, session: str) -> dict[str, Any] | None:
     return next((entry for entry in entries if entry["session"]["session"] == session), None)
 
 
+@pytest.mark.exhaustive
 async def test_a_sandbox_is_listed_shown_evicted_and_deleted(hearth: Hearth) -> None:
     session = await session_with_an_agent(hearth)
     listing = ("sandboxes", "list", "--project", "demo", "--session", session)

@@ -65,6 +65,7 @@ async def test_up_twice_crash_up_and_down(scratch: Path) -> None:
     assert (await hearth.run("status")).code == 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(240)
 async def test_a_stack_killed_as_a_whole_leaves_nothing_for_the_next_one(scratch: Path) -> None:
     hearth = Hearth(scratch / ".hearth")

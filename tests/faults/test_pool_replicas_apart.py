@@ -67,6 +67,7 @@ def _message(session: session_pb2.SessionKey, text: str) -> calls.SendInputReque
     return calls.SendInputRequest(session=session, request_id="again", content=text_content(text))
 
 
+@pytest.mark.exhaustive
 async def test_an_outage_for_longer_than_the_dead_are_waited_for_takes_nobody_over(apart: Apart) -> None:
     """H6, C1: what runs ends well, what is kept is kept, and what was refused can be asked for again."""
     one, two, _ = apart.backends

@@ -369,6 +369,7 @@ async def small(servers: Servers) -> AsyncIterator[Recorded]:
         yield found
 
 
+@pytest.mark.exhaustive
 async def test_w_p04_w_p06_w_p25_the_bound_of_entries_holds(small: Recorded) -> None:
     a, b, c, d = (key(name) for name in "abcd")
     for session in (a, b):

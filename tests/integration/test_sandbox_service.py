@@ -128,6 +128,7 @@ async def test_sandboxes_live_on_when_the_service_is_killed(service: ServiceProc
     assert {process.pid for answer in (active, parked) for process in members(answer.sandbox_id)} == before
 
 
+@pytest.mark.exhaustive
 async def test_a_service_that_comes_back_ends_what_lost_its_holder_meanwhile(
     service: ServiceProcess, sandboxes: Sandboxes
 ) -> None:
