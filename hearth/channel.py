@@ -60,6 +60,8 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
 )
 
 _OF_GRPC = ("ipv4:", "ipv6:", "unix:")
+# With one of these an address is in the words of gRPC.
+SCHEMES = ("dns:", *_OF_GRPC)
 
 _Metadata = grpc.aio.Metadata | Sequence[tuple[str, str | bytes]] | None
 

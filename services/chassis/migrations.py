@@ -8,11 +8,17 @@ of SQL beside it:
 
 Everything that is due runs in one transaction, under a lock, so of several replicas that start together one migrates
 and the others wait and find it done.
+
+Processes of the release before run on while a newer one migrates, and may be started again meanwhile. So a revision
+only adds. One that takes something away says from which revision on a program does without it, `needs = "0005"`;
+whoever knows less is refused from then on, and whoever knows it starts on the newer schema.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,15 +34,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 VERSION_TABLE = "schema_version"
-# How long a replica waits for another one that is migrating.
+# One row: the lowest revision that a program must know to run on this schema.
+FLOOR_TABLE = "schema_floor"
+# How long a replica waits for another one that is migrating, and how long it tries.
 _LOCK_WAIT_SECONDS = 120
+# How long a statement waits for a table that is in use. All who want the table meanwhile wait behind it, so it gives
+# up soon and comes again.
+_TABLE_WAIT_SECONDS = 2
+_TRY_AGAIN_SECONDS = 1.0
+_FIRST = "0001"
 
 
 async def migrate(dsn: str, schema: str, package: str | Path, *, start_timeout: float = 30.0) -> None:
     """Bring `schema` to the newest revision of `package` (a package with `migrations/versions`, or that directory).
 
-    Waits up to `start_timeout` seconds for Postgres. Raises `StartupError` when the schema is newer than this program,
-    which is then the one to update. The usual case, nothing to do, costs one query and does not load Alembic.
+    Waits up to `start_timeout` seconds for Postgres. Raises `StartupError` when the schema is newer than this program
+    and does not go with it, which is then the one to update; and when a table stays in use for two minutes. The usual
+    case, nothing to do, costs one query and does not load Alembic.
     """
     if not schema.isidentifier():
         raise ValueError(f"schema name {schema!r}")
@@ -46,8 +60,11 @@ async def migrate(dsn: str, schema: str, package: str | Path, *, start_timeout: 
     current = await current_revision(dsn, schema)
     if current == known[-1]:
         return
-    _refuse_newer(schema, current, known)
-    await _upgrade(dsn, schema, versions)
+    if current is not None and current not in known:
+        _refuse_newer(schema, current, await _floor(dsn, schema), known)
+        logger.warning("the schema is newer than this program", extra={"schema": schema, "revision": current})
+        return
+    await _upgrade_patiently(dsn, schema, versions)
     logger.info("schema migrated", extra={"schema": schema, "from": current, "to": known[-1]})
 
 
@@ -87,12 +104,38 @@ def run_sql(path: Path) -> None:
     await_only(raw.execute(path.read_text("utf-8")))
 
 
-def _refuse_newer(schema: str, current: str | None, known: list[str]) -> None:
-    if current is not None and current not in known:
+async def _floor(dsn: str, schema: str) -> str | None:
+    """The revision that a program must know to run on this schema; None when nobody has said."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        if await connection.fetchval("SELECT to_regclass($1)", f"{schema}.{FLOOR_TABLE}") is None:
+            return None
+        return await connection.fetchval(f'SELECT revision FROM "{schema}".{FLOOR_TABLE}')  # type: ignore[no-any-return]  # noqa: S608
+    finally:
+        await connection.close()
+
+
+def _refuse_newer(schema: str, current: str, floor: str | None, known: list[str]) -> None:
+    if floor is None or floor > known[-1]:
         raise StartupError(
             f"schema {schema} is at revision {current}, this program knows up to {known[-1]}; start a newer one",
             exit_code=EXIT_USAGE,
         )
+
+
+async def _upgrade_patiently(dsn: str, schema: str, versions: Path) -> None:
+    ends = time.monotonic() + _LOCK_WAIT_SECONDS
+    while True:
+        try:
+            return await _upgrade(dsn, schema, versions)
+        except asyncpg.LockNotAvailableError:
+            if time.monotonic() >= ends:
+                raise StartupError(
+                    f"schema {schema} cannot be migrated: a table or its lock is in use for {_LOCK_WAIT_SECONDS} s;"
+                    " look for a long transaction in pg_stat_activity"
+                ) from None
+            logger.info("a table is in use, migrating again soon", extra={"schema": schema})
+            await asyncio.sleep(_TRY_AGAIN_SECONDS)
 
 
 async def _upgrade(dsn: str, schema: str, versions: Path) -> None:
@@ -118,6 +161,7 @@ def _upgrade_locked(connection: Connection, schema: str, versions: Path) -> None
     connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_WAIT_SECONDS}s'"))
     connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": f"hearth/{schema}"})
     connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
+    connection.execute(text(f"SET LOCAL lock_timeout = '{_TABLE_WAIT_SECONDS}s'"))
     scripts = ScriptDirectory(str(versions.parent), version_locations=[str(versions)])
 
     def due(revision: object, _context: object) -> object:
@@ -131,3 +175,7 @@ def _upgrade_locked(connection: Connection, schema: str, versions: Path) -> None
             transaction_per_migration=False,
         )
         environment.run_migrations()
+    needs = max(getattr(script.module, "needs", _FIRST) for script in scripts.walk_revisions())
+    connection.execute(text(f'CREATE TABLE IF NOT EXISTS "{schema}".{FLOOR_TABLE} (revision text NOT NULL)'))
+    connection.execute(text(f'DELETE FROM "{schema}".{FLOOR_TABLE}'))  # noqa: S608 - an identifier, checked above
+    connection.execute(text(f'INSERT INTO "{schema}".{FLOOR_TABLE} VALUES (:needs)'), {"needs": needs})  # noqa: S608

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple, NoReturn, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from hearth.channel import SCHEMES, target
+
 PREFIX = "HEARTH_"
 # Exit code of a process that was started wrongly: a supervisor that restarts it would see the same again.
 EXIT_USAGE = 2
@@ -63,10 +65,14 @@ class ChassisSettings(BaseSettings):
         default=None, description="the bound address is written here once the port is open"
     )
 
-    pool_address: str = Field(default="127.0.0.1:7400", description="host:port of the pool service")
-    history_address: str = Field(default="127.0.0.1:7401", description="host:port of the history service")
-    relay_address: str = Field(default="127.0.0.1:7402", description="host:port of the relay service")
-    sandbox_address: str = Field(default="127.0.0.1:7403", description="host:port of the sandbox service")
+    pool_address: str = Field(
+        default="127.0.0.1:7400",
+        description="where the pool service is: host:port, those of several replicas with commas between them, or"
+        " dns:///name:port for a name with an address for each",
+    )
+    history_address: str = Field(default="127.0.0.1:7401", description="the same of the history service")
+    relay_address: str = Field(default="127.0.0.1:7402", description="the same of the relay service")
+    sandbox_address: str = Field(default="127.0.0.1:7403", description="the same of the sandbox service")
 
     auth_file: Path | None = Field(default=None, description="JSON file of token hashes; none = no auth, loopback only")
     token: str = Field(default="", repr=False, description="bearer token that this process sends to other services")
@@ -95,10 +101,21 @@ class ChassisSettings(BaseSettings):
         default="", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT", description="OTLP/gRPC collector"
     )
 
-    @field_validator("listen", "pool_address", "history_address", "relay_address", "sandbox_address")
+    @field_validator("listen")
     @classmethod
     def _is_address(cls, value: str) -> str:
         Address.parse(value)
+        return value
+
+    @field_validator("pool_address", "history_address", "relay_address", "sandbox_address")
+    @classmethod
+    def _is_target(cls, value: str) -> str:
+        found, balanced = target(value)
+        if found == value and not value.startswith(SCHEMES):
+            Address.parse(value)
+        # gRPC would take the port of HTTPS for one that is missing.
+        elif balanced and not value.rpartition(":")[2].isdecimal():
+            raise ValueError(f"{value!r} has no port, for example dns:///history:7401")
         return value
 
     @field_validator("auth_file", "tls_certificate_file", "tls_key_file", "tls_ca_file")

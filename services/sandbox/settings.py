@@ -18,7 +18,7 @@ from services.sandbox.compatibility import AgentCommand
 from services.sandbox.drift import Limits
 from services.sandbox.logins import AUTH_PATHS
 from services.sandbox.providers.daytona_options import API_URL, MOUNT, PORT, SANDBOX_AGENT, VOLUME, DaytonaOptions
-from services.sandbox.providers.local import AGENTD
+from services.sandbox.providers.local import AGENTD, HOST
 from services.sandbox.tiers import Tier, auto_stop_problem
 from services.sandbox.transitions import Deadlines
 
@@ -74,6 +74,11 @@ class SandboxSettings(PostgresSettings):
     )
 
     local_root: Path = Field(default=Path(".hearth/sandboxes"), description="directory of local sandboxes")
+    local_host: str = Field(
+        default=HOST,
+        description="IP on which daemons of local sandboxes listen; with 0.0.0.0 pools on other machines reach them by"
+        " the name of this one",
+    )
     local_inherit: Annotated[list[str], NoDecode] = Field(
         default_factory=list, description="variables of this process that local sandboxes inherit, separated by commas"
     )

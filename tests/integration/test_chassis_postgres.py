@@ -153,7 +153,7 @@ async def test_migrating_twice_and_together(postgres_dsn: str) -> None:
     await migrate(postgres_dsn, "sample", SAMPLE)
 
 
-def revision(directory: Path, number: int, sql: str) -> None:
+def revision(directory: Path, number: int, sql: str, needs: str = "") -> None:
     name = f"{number:04d}_step"
     before = f'"{number - 1:04d}"' if number > 1 else "None"
     (directory / f"{name}.sql").write_text(sql)
@@ -161,7 +161,8 @@ def revision(directory: Path, number: int, sql: str) -> None:
         "from pathlib import Path\n"
         "from services.chassis.migrations import run_sql\n"
         f'revision = "{number:04d}"\ndown_revision = {before}\n'
-        'def upgrade() -> None:\n    run_sql(Path(__file__).with_suffix(".sql"))\n'
+        + (f'needs = "{needs}"\n' if needs else "")
+        + 'def upgrade() -> None:\n    run_sql(Path(__file__).with_suffix(".sql"))\n'
     )
 
 
@@ -188,13 +189,67 @@ async def test_a_step_that_fails_leaves_the_schema_as_it_was(postgres_dsn: str, 
     assert await current_revision(postgres_dsn, "s") == "0002"
 
 
-async def test_an_older_program_does_not_touch_a_newer_schema(postgres_dsn: str, tmp_path: Path) -> None:
+async def test_an_older_program_starts_on_a_schema_that_only_grew(postgres_dsn: str, tmp_path: Path) -> None:
     revision(tmp_path, 1, "CREATE TABLE s.t (n int)")
     revision(tmp_path, 2, "CREATE TABLE s.u (n int)")
     await migrate(postgres_dsn, "s", tmp_path)
     (tmp_path / "0002_step.py").unlink()
+    await migrate(postgres_dsn, "s", tmp_path)
+    assert await current_revision(postgres_dsn, "s") == "0002"
+
+
+async def test_an_older_program_is_refused_by_a_schema_that_lacks_what_it_uses(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    revision(tmp_path, 1, "CREATE TABLE s.t (n int)")
+    revision(tmp_path, 2, "CREATE TABLE s.u (n int)")
+    revision(tmp_path, 3, "DROP TABLE s.t", needs="0002")
+    revision(tmp_path, 4, "CREATE TABLE s.v (n int)")
+    await migrate(postgres_dsn, "s", tmp_path)
+    for newer in (4, 3):
+        (tmp_path / f"{newer:04d}_step.py").unlink()
+    await migrate(postgres_dsn, "s", tmp_path)
+    (tmp_path / "0002_step.py").unlink()
+    with pytest.raises(StartupError, match="at revision 0004, this program knows up to 0001"):
+        await migrate(postgres_dsn, "s", tmp_path)
+
+
+async def test_an_older_program_is_refused_where_nobody_said_what_a_schema_needs(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    revision(tmp_path, 1, "CREATE TABLE s.t (n int)")
+    revision(tmp_path, 2, "CREATE TABLE s.u (n int)")
+    await migrate(postgres_dsn, "s", tmp_path)
+    (tmp_path / "0002_step.py").unlink()
+    connection = await asyncpg.connect(postgres_dsn)
+    await connection.execute("DROP TABLE s.schema_floor")
+    await connection.close()
     with pytest.raises(StartupError, match="at revision 0002, this program knows up to 0001"):
         await migrate(postgres_dsn, "s", tmp_path)
+
+
+async def test_a_table_in_use_is_waited_for_in_short_turns(postgres_dsn: str, tmp_path: Path) -> None:
+    """Whoever reads or writes the table meanwhile must not wait behind the migration."""
+    revision(tmp_path, 1, "CREATE TABLE s.t (n int)")
+    await migrate(postgres_dsn, "s", tmp_path)
+    revision(tmp_path, 2, "ALTER TABLE s.t ADD COLUMN m int")
+    holder, other = [await asyncpg.connect(postgres_dsn) for _ in range(2)]
+    try:
+        transaction = holder.transaction()
+        await transaction.start()
+        await holder.execute("SELECT * FROM s.t")
+        migrating = asyncio.create_task(migrate(postgres_dsn, "s", tmp_path))
+        waiting = "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND NOT granted"
+        while not await other.fetchval(waiting):  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+        await other.execute("INSERT INTO s.t VALUES (1)", timeout=10)
+        assert not migrating.done()
+        await transaction.commit()
+        await migrating
+        assert await current_revision(postgres_dsn, "s") == "0002"
+    finally:
+        await holder.close()
+        await other.close()
 
 
 def test_a_hole_in_the_numbers_is_refused(tmp_path: Path) -> None:

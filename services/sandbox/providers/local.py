@@ -23,6 +23,7 @@ import functools
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -68,6 +69,7 @@ _T = TypeVar("_T")
 
 NAME = "local"
 HOST = "127.0.0.1"
+_EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - what an address is compared with
 
 # What an agent inherits of the service's own environment. Not the rest: it holds the database and the tokens.
 _INHERITED = (
@@ -101,16 +103,24 @@ AGENTD = (sys.executable, "-P", "-m", "services.sandbox.agentd")
 class LocalProvider:
     """Sandboxes below `root`. They inherit the usual variables of this process, and those named by `inherit`.
 
-    `daemon` is the program that serves a sandbox: it takes the flags of agentd and speaks its dialect.
+    `daemon` is the program that serves a sandbox: it takes the flags of agentd and speaks its dialect. It listens on
+    `host`; one that stands for all addresses of this machine is reached by the machine's name.
     """
 
     def __init__(
-        self, root: Path, clock: Clock, *, inherit: Sequence[str] = (), daemon: Sequence[str] = AGENTD
+        self,
+        root: Path,
+        clock: Clock,
+        *,
+        inherit: Sequence[str] = (),
+        daemon: Sequence[str] = AGENTD,
+        host: str = HOST,
     ) -> None:
         self._root = root.absolute()
         self._workspaces = self._root / "workspaces"
         self._clock = clock
         self._daemon = tuple(daemon)
+        self._host = host
         self._inherited = {name: os.environ[name] for name in (*_INHERITED, *inherit) if name in os.environ}
         # Daemons that this process started; it must reap those that end, else they stay as zombies.
         self._started: list[subprocess.Popen[bytes]] = []
@@ -252,14 +262,14 @@ class LocalProvider:
             state.write(directory)
         port = await self._bound_port(process, port_file, directory / "daemon.log")
         replace(state, port=port).write(directory)
-        return _address(port)
+        return self._address(port)
 
     @_told
     async def endpoint(self, reference: str) -> Address:
         state = self._read(reference)
         if not state.port:
             raise ProviderUnavailable(f"{reference} has no daemon")
-        return _address(state.port)
+        return self._address(state.port)
 
     async def set_network(self, reference: str, mode: str, allow: Sequence[str]) -> None:
         if mode not in ("", "OPEN"):
@@ -326,7 +336,7 @@ class LocalProvider:
         with (directory / "daemon.log").open("wb") as log:
             process = subprocess.Popen(
                 [
-                    *(*self._daemon, "--host", HOST, "--port", "0"),
+                    *(*self._daemon, "--host", self._host, "--port", "0"),
                     *("--token-file", str(directory / "token"), "--agents-file", str(directory / "agents.json")),
                     *("--port-file", str(directory / "port"), "--log-dir", str(directory)),
                 ],
@@ -374,6 +384,10 @@ class LocalProvider:
             raise InstanceNotFound(f"there is no sandbox in {directory}")
         return state
 
+    def _address(self, port: int) -> Address:
+        host = socket.gethostname() if self._host in _EVERYWHERE else self._host
+        return Address(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
     def _workspace(self, key: Key) -> Path:
         return self._workspaces / path_part(key.project) / path_part(key.session)
 
@@ -390,7 +404,3 @@ def _instance(directory: Path, state: State, shown: InstanceState) -> Instance:
 
 def _sandbox_id(reference: str) -> str:
     return Path(reference).name.removeprefix(NAME_PREFIX)
-
-
-def _address(port: int) -> Address:
-    return Address(f"http://{HOST}:{port}")

@@ -14,7 +14,11 @@ async def connect(settings: SandboxSettings, clock: Clock, ids: Ids) -> dict[str
     providers: dict[str, Provider] = {}
     if "local" in settings.providers:
         providers["local"] = LocalProvider(
-            settings.local_root, clock, inherit=settings.local_inherit, daemon=settings.local_daemon
+            settings.local_root,
+            clock,
+            inherit=settings.local_inherit,
+            daemon=settings.local_daemon,
+            host=settings.local_host,
         )
     if "daytona" in settings.providers:
         providers["daytona"] = await DaytonaProvider.connect(settings.daytona_options(), clock, ids)

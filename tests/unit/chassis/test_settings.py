@@ -60,6 +60,8 @@ def test_a_missing_one_is_named_and_explained(
         ("HEARTH_LOG_LEVEL", "LOUD"),
         ("HEARTH_AUTH_FILE", "/no/such/file"),
         ("HEARTH_HISTORY_ADDRESS", "history"),
+        ("HEARTH_HISTORY_ADDRESS", "dns:///history"),
+        ("HEARTH_HISTORY_ADDRESS", "history:1,history:2"),
         ("HEARTH_VALKEY_URL", "http://x"),
     ],
 )
@@ -106,6 +108,13 @@ def test_half_a_certificate(
 def test_standard_name_of_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
     assert ChassisSettings().otlp_endpoint == "http://127.0.0.1:4317"
+
+
+@pytest.mark.parametrize(
+    "address", ["history:7401", "[::1]:7401", "10.0.0.1:1,10.0.0.2:1", "dns:///history:7401", "unix:/run/history"]
+)
+def test_replicas_are_one_address(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    assert loaded(monkeypatch, HEARTH_HISTORY_ADDRESS=address).history_address == address
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:0", "[::1]:7400", "localhost:7400"])

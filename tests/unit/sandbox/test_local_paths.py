@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from services.chassis.clock import SystemClock
 from services.sandbox.compatibility import Spec
 from services.sandbox.providers.local import LocalProvider
+from services.sandbox.providers.local_state import State
 from services.sandbox.providers.port import ProviderRefused
-from services.sandbox.rows import Key
+from services.sandbox.rows import NAME_PREFIX, Key
 
 ids = st.text("abAB01_-.:", min_size=1, max_size=8)
 
@@ -55,6 +57,22 @@ def test_what_it_cannot_keep_is_refused_by_name(provider: LocalProvider, change:
     with pytest.raises(ProviderRefused) as refusal:
         provider.check(replace(SPEC, **change))  # type: ignore[arg-type]
     assert refusal.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:7"),
+        ("::1", "http://[::1]:7"),
+        ("0.0.0.0", f"http://{socket.gethostname()}:7"),
+    ],
+)
+async def test_pools_are_told_where_its_daemons_are(tmp_path: Path, host: str, url: str) -> None:
+    provider = LocalProvider(tmp_path, SystemClock(), host=host)
+    directory = tmp_path / f"{NAME_PREFIX}1"
+    directory.mkdir()
+    State({}, "p", "s", created=0.0, port=7).write(directory)
+    assert (await provider.endpoint(directory.name)).url == url
 
 
 def test_an_open_network_is_what_it_has(provider: LocalProvider) -> None:
