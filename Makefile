@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?= -n 4 --dist loadfile
 PROTOS := $(shell find protos -name '*.proto')
 
-.PHONY: setup demo test exhaustive coverage-map mutations lint conformance soak soak-control exactly-once faults clean
+.PHONY: setup browser demo test exhaustive coverage-map mutations lint conformance soak soak-control exactly-once faults clean
 
 setup: $(VENV)/.stubs
 
@@ -21,14 +21,22 @@ $(VENV)/.stubs: $(VENV)/.installed $(PROTOS) scripts/generate_stubs.py
 	@$(BIN)/python scripts/generate_stubs.py
 	@touch $@
 
+# What the tests of pages look through. Debian's name of the package; as another user, or elsewhere, it says what is missing.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing chromium for the tests of pages"; \
+	    apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; \
+	  else echo "the tests of pages need a browser: install the package chromium" >&2; exit 1; fi; }
+
 demo: setup
 	@$(BIN)/hearth demo
 
 # Of kinds with many cases, as the points at which a process may die, some; `exhaustive` runs the others.
-test: setup
+test: setup browser
 	@$(BIN)/python -m pytest $(PYTEST) -m "not exhaustive"
 
-exhaustive: setup
+exhaustive: setup browser
 	@$(BIN)/python -m pytest $(PYTEST) -m exhaustive
 
 # Runs what docs/failures.md, docs/warm-sandboxes.md and docs/control.md name, then checks that all of it passed and writes the pages.
