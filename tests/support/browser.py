@@ -68,7 +68,7 @@ async def page_in_browser(
             try:
                 context.set_default_timeout(WAIT_MILLISECONDS)
                 page = context.pages[0] if context.pages else await context.new_page()
-                page.on("pageerror", thrown.append)
+                page.on("pageerror", lambda error: thrown.append(error))  # noqa: PLW0108 - it marks what it is given
                 yield page
             finally:
                 await context.close()
