@@ -530,6 +530,8 @@ def ask(number, method, params):
         message = json.loads(sys.stdin.readline())
         if message.get("id") == number and "method" not in message: return message
 models = {"availableModels": [{"modelId": "small"}, {"modelId": "large"}], "currentModelId": "small"}
+values = [{"value": "small"}, {"value": "large"}]
+option = {"id": "model", "category": "model", "currentValue": "small", "options": values}
 for line in sys.stdin:
     message = json.loads(line)
     method, params, number = message.get("method"), message.get("params"), message.get("id")
@@ -541,10 +543,11 @@ for line in sys.stdin:
         say("an old story")
         out(id=number, result={"sessionId": "another"})
     elif method == "session/new":
-        out(id=number, result={"sessionId": "x", "models": models, "seen": params})
+        offered = {"configOptions": [option]} if os.environ.get("ODD_OPTIONS") else {"models": models}
+        out(id=number, result={"sessionId": "x", **offered})
         opened = params
-    elif method == "session/set_model":
-        chosen = params["modelId"]
+    elif method in ("session/set_model", "session/set_config_option"):
+        chosen = params.get("modelId") or params["value"]
         out(id=number, result={})
     elif method == "session/prompt":
         habit = params["prompt"][0]["text"]
@@ -569,6 +572,7 @@ async def odd(tmp_path: Path) -> AsyncIterator[House]:
     agents = {
         "odd": Agent([sys.executable, str(program)]),
         "future": Agent([sys.executable, str(program)], env={"ODD_VERSION": "9"}),
+        "optional": Agent([sys.executable, str(program)], env={"ODD_OPTIONS": "1"}),
     }
     async with agentd(agents, home) as daemon:
         yield House(daemon, client, home, home / "journal")
@@ -588,9 +592,10 @@ async def test_the_trace_goes_on_in_header_and_message(odd: House) -> None:
         await session.close()
 
 
-async def test_instructions_servers_and_model_reach_the_agent(odd: House) -> None:
+@pytest.mark.parametrize("agent", ["odd", "optional"])
+async def test_instructions_servers_and_model_reach_the_agent(odd: House, agent: str) -> None:
     server = {"name": "probe", "command": "/bin/probe", "args": [], "env": []}
-    session = await odd.open(agent="odd", instructions="Be brief.", model="large", mcp_servers=[server])
+    session = await odd.open(agent=agent, instructions="Be brief.", model="large", mcp_servers=[server])
     updates, _ = await turn(session, "opened")
     seen = json.loads(text_of(updates))
     assert seen["chosen"] == "large"
@@ -604,11 +609,21 @@ async def test_instructions_servers_and_model_reach_the_agent(odd: House) -> Non
     await session.close()
 
 
-async def test_a_model_that_the_agent_does_not_offer_is_told(odd: House) -> None:
+@pytest.mark.parametrize("agent", ["odd", "optional"])
+async def test_a_model_that_the_agent_does_not_offer_is_told(odd: House, agent: str) -> None:
     with pytest.raises(HarnessError) as error:
-        await odd.open(agent="odd", model="huge")
+        await odd.open(agent=agent, model="huge")
     assert error.value.reason == "AGENT_START_FAILED"
     assert "huge" in str(error.value)
+    assert await odd.servers() == []
+
+
+async def test_a_server_that_the_agent_cannot_reach_is_told(odd: House) -> None:
+    server = {"type": "http", "name": "issues", "url": "https://issues.example", "headers": []}
+    with pytest.raises(HarnessError) as error:
+        await odd.open(agent="odd", mcp_servers=[server])
+    assert error.value.reason == "AGENT_START_FAILED"
+    assert "issues" in str(error.value)
     assert await odd.servers() == []
 
 

@@ -63,7 +63,8 @@ class ScriptedAgent:
             "agentCapabilities": {
                 "loadSession": True,
                 "promptCapabilities": {"image": False, "audio": False, "embeddedContext": True},
-                "mcpCapabilities": {"http": False, "sse": False},
+                # It takes servers of any kind, and uses none.
+                "mcpCapabilities": {"http": True, "sse": False},
             },
             "authMethods": [],
         }

@@ -13,6 +13,7 @@ import aiohttp
 
 from hearth.types.v1 import content_pb2
 from services.chassis.clock import Clock
+from services.pool.harness.choices import check_servers, model_call
 from services.pool.harness.daemon import Daemon, Refused, Unreached, new_http
 from services.pool.harness.port import (
     Answer,
@@ -142,6 +143,7 @@ class AcpSession:
         capabilities = _object(_result(await asyncio.shield(self._starting)), "agentCapabilities")
         self._prompt_capabilities = _object(capabilities, "promptCapabilities")
         self._rpc.stream.starting = False
+        check_servers(self._request.mcp_servers, capabilities)
         opened = None
         if self._request.load_session_id and capabilities.get("loadSession") is True:
             opened = await self._load(self._request.load_session_id)
@@ -216,16 +218,11 @@ class AcpSession:
 
     async def _set_model(self, opened: Message) -> None:
         """Choose the model, where the agent lets its client choose."""
-        models, model = opened.get("models"), self._request.model
-        if not model or not isinstance(models, dict):
-            return
-        available = models.get("availableModels")
-        offered = [entry.get("modelId") for entry in available or () if isinstance(entry, dict)]
-        if model not in offered:
-            raise HarnessError("AGENT_START_FAILED", f"the agent does not offer the model {model}")
-        if models.get("currentModelId") != model:
-            params = {"sessionId": self._session_id, "modelId": model}
-            _result(await self._open_call("session/set_model", params, again=True), "AGENT_START_FAILED")
+        call = model_call(opened, self._request.model)
+        if call is not None:
+            method, choice = call
+            params = {"sessionId": self._session_id, **choice}
+            _result(await self._open_call(method, params, again=True), "AGENT_START_FAILED")
 
     async def _open_call(
         self,

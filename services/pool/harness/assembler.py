@@ -261,8 +261,9 @@ class TurnAssembler:
         else:
             yield from self._change(tool, update)
         tool.status = update.status or tool.status
-        if update.output is not None and update.output != tool.output:
-            yield from self._show_output(tool, update.output)
+        output = (tool.output if update.output is None else update.output) + update.more_output
+        if output != tool.output:
+            yield from self._show_output(tool, output)
         if update.status in ("completed", "failed"):
             yield from self._complete_message("end")
             failed = _DENIED if tool.denied else _FAILED
@@ -307,8 +308,6 @@ class TurnAssembler:
         tool.name = update.title or tool.name
         tool.kind = update.kind or tool.kind
         tool.input_json = update.input_json or tool.input_json
-        if update.status == "in_progress":
-            tool.asked = False
         if title or input_json or status:
             delta = frame_pb2.ToolDelta(
                 title=cut(title, NAME_BYTES),

@@ -66,7 +66,8 @@ class TextChunk:
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolUpdate:
     """A tool call appeared or changed. Empty and None fields say nothing new. `status` is that of ACP:
-    `pending`, `in_progress`, `completed` or `failed`."""
+    `pending`, `in_progress`, `completed` or `failed`. `output` is all of its output so far, `more_output` what follows
+    that."""
 
     tool_call_id: str
     started: bool = False
@@ -75,6 +76,7 @@ class ToolUpdate:
     status: str = ""
     input_json: str = ""
     output: str | None = None
+    more_output: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -155,6 +155,7 @@ def _tool(update: Json, *, started: bool) -> ToolUpdate:
         status=_text(update, "status"),
         input_json=_input(update),
         output=_output(update),
+        more_output=_terminal_output(update),
     )
 
 
@@ -163,8 +164,16 @@ def _input(call: Json) -> str:
     return "" if raw is None else to_json(raw)
 
 
+def _terminal_output(update: Json) -> str:
+    """What a command wrote since the last update, where an agent tells it so: beside the content, which then only names
+    the terminal."""
+    return _text(_object(_object(update, "_meta"), "terminal_output"), "data")
+
+
 def _output(update: Json) -> str | None:
     content = update.get("content")
+    if "terminal_info" in _object(update, "_meta"):
+        return None
     if isinstance(content, list) and content:
         return "\n".join(text for part in content if (text := _content_text(part)))
     raw = update.get("rawOutput")

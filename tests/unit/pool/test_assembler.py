@@ -203,6 +203,16 @@ def test_a_tool_call_that_begins_in_the_middle_has_a_name_and_an_input() -> None
     assert (tool.name, tool.input_json, tool.status) == ("tool", "{}", SUCCEEDED)
 
 
+def test_output_grows_by_what_is_added_to_it() -> None:
+    turn = Turn()
+    added = [ToolUpdate("c1", status="in_progress", more_output=more) for more in ("one\n", "two\n", "")]
+    assert turn.take(call(), *added)[1:] == ["c1 tool_delta", "c1 tool_output", "c1 tool_output"]
+    assert turn.shown("c1") == "one\ntwo\n"
+    turn.take(ToolUpdate("c1", status="failed", more_output="three"))
+    completed = turn.events[-1].tool_completed
+    assert (completed.output, completed.error) == ("one\ntwo\nthree", "one\ntwo\nthree")
+
+
 def test_failures_say_what_the_agent_said() -> None:
     turn = Turn()
     turn.take(call("a"), call("b"), done("a", "failed", "no such file"), done("b", "failed", None))
@@ -439,6 +449,12 @@ def test_a_paused_turn_leaves_open_what_waits_for_people_and_nothing_else() -> N
     turn.assembler.decided("call-2", allowed=True)
     events = turn.assembler.finish(TurnEnd.PAUSED)
     assert [(e.entity_id, e.tool_completed.status) for e in events] == [("call-2", UNKNOWN), ("call-3", UNKNOWN)]
+
+
+def test_a_call_waits_for_people_though_the_agent_says_that_it_is_in_progress() -> None:
+    turn = Turn()
+    turn.take(call(), ask(), ToolUpdate("c1", status="in_progress"))
+    assert turn.finish(TurnEnd.PAUSED) == []
 
 
 def test_a_request_that_is_silent_about_its_call_is_about_what_was_said_of_it() -> None:

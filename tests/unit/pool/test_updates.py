@@ -97,6 +97,24 @@ def test_tool_calls() -> None:
     assert read_update(update) == ToolUpdate("c1", status="completed", output="one\n[terminal t1]\n[image]")
 
 
+def test_output_that_comes_beside_the_content() -> None:
+    """As agents tell it that leave the drawing of a terminal to their client."""
+    call = {
+        "sessionUpdate": "tool_call",
+        "toolCallId": "c1",
+        "title": "make",
+        "content": [{"type": "terminal", "terminalId": "c1"}],
+        "_meta": {"terminal_info": {"terminal_id": "c1", "cwd": "/work"}},
+    }
+    assert read_update(call) == ToolUpdate("c1", started=True, title="make")
+    update = {"sessionUpdate": "tool_call_update", "toolCallId": "c1", "status": "in_progress"}
+    meta = {"terminal_output": {"terminal_id": "c1", "data": "one\n"}}
+    assert read_update({**update, "_meta": meta}) == ToolUpdate("c1", status="in_progress", more_output="one\n")
+    silent: list[object] = [{"terminal_output": "x"}, {"terminal_output": {"data": 5}}, {"terminal_exit": {}}, []]
+    for meta_of_silent in silent:
+        assert read_update({**update, "_meta": meta_of_silent}) == ToolUpdate("c1", status="in_progress")
+
+
 def test_an_edit_is_shown_as_a_difference() -> None:
     part = {"type": "diff", "path": "a.py", "oldText": "x = 1\n", "newText": "x = 2\n"}
     found = read_update({"sessionUpdate": "tool_call_update", "toolCallId": "c", "content": [part]})
@@ -237,7 +255,22 @@ def test_of_several_options_of_a_kind_the_first_is_chosen() -> None:
 # Whatever an agent sends
 
 TOOL_KEYS = ["toolCallId", "title", "kind", "status", "rawInput", "rawOutput", "path", "oldText", "newText"]
-OTHER_KEYS = ["sessionUpdate", "content", "type", "text", "uri", "resource", "messageId", "entries", "used", "cost"]
+OTHER_KEYS = [
+    "_meta",
+    "terminal_info",
+    "terminal_output",
+    "data",
+    "sessionUpdate",
+    "content",
+    "type",
+    "text",
+    "uri",
+    "resource",
+    "messageId",
+    "entries",
+    "used",
+    "cost",
+]
 KEYS = st.sampled_from([*TOOL_KEYS, *OTHER_KEYS, "size", "amount", "currency"])
 KINDS = ["agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update", "plan", "usage_update"]
 TYPES = ["text", "content", "diff", "terminal", "completed", "failed", "in_progress", "USD", "c1"]

@@ -1,0 +1,65 @@
+"""What an agent lets its client choose when a session is opened, and what it can be given. Pure.
+
+Agents offer their models in one of two ways: as `models`, or among the options of a session, as the option of the
+category `model`. An agent that offers neither has its model from elsewhere, and is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from services.pool.harness.port import HarnessError
+
+Json = Mapping[str, Any]
+# A method, and its parameters without the session's id.
+Call = tuple[str, Json]
+
+
+def model_call(opened: Json, model: str) -> Call | None:
+    """How to have a session use `model`, from the agent's answer to opening it; None when there is nothing to do.
+
+    Raises `HarnessError` when the agent offers models, and not this one.
+    """
+    if not model:
+        return None
+    models = opened.get("models")
+    if isinstance(models, dict):
+        offered = [entry.get("modelId") for entry in _objects(models.get("availableModels"))]
+        _check(model, offered)
+        return ("session/set_model", {"modelId": model}) if models.get("currentModelId") != model else None
+    for option in _objects(opened.get("configOptions")):
+        if option.get("category") == "model" and isinstance(option.get("id"), str):
+            _check(model, [*_values(option.get("options"))])
+            choice = {"configId": option["id"], "value": model}
+            return ("session/set_config_option", choice) if option.get("currentValue") != model else None
+    return None
+
+
+def check_servers(servers: Sequence[Json], capabilities: Json) -> None:
+    """Raises `HarnessError` when there is an MCP server that the agent says it cannot reach: it would work without the
+    tools that it was to have, and nobody would know. Programs are for every agent to start."""
+    reachable = capabilities.get("mcpCapabilities")
+    for server in servers:
+        kind = server.get("type", "stdio")
+        if kind != "stdio" and not (isinstance(reachable, dict) and reachable.get(kind) is True):
+            name = server.get("name")
+            raise HarnessError("AGENT_START_FAILED", f"the agent takes no MCP server over {kind}, as {name} is")
+
+
+def _check(model: str, offered: Sequence[object]) -> None:
+    if model not in offered:
+        raise HarnessError("AGENT_START_FAILED", f"the agent does not offer the model {model}")
+
+
+def _values(options: object) -> Iterator[object]:
+    """The values of a choice, whether they come in groups or not."""
+    for option in _objects(options):
+        if "options" in option:
+            yield from _values(option["options"])
+        else:
+            yield option.get("value")
+
+
+def _objects(values: object) -> list[Json]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []

@@ -1,0 +1,58 @@
+"""What an agent is asked when its session is opened: for a model, in either of two ways, and for servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.pool.harness.choices import check_servers, model_call
+from services.pool.harness.port import HarnessError
+
+MODELS = {"models": {"currentModelId": "small", "availableModels": [{"modelId": "small"}, {"modelId": "large"}]}}
+LIST = [{"value": "small", "name": "Small"}, {"value": "large", "name": "Large"}]
+GROUPS = [{"group": "a", "name": "A", "options": LIST[:1]}, {"group": "b", "name": "B", "options": LIST[1:]}]
+
+
+def options(values: object) -> dict[str, Any]:
+    """The answer of an agent with two choices."""
+    mode = {"id": "mode", "category": "mode", "currentValue": "build", "options": [{"value": "large"}]}
+    return {"configOptions": [mode, {"id": "llm", "category": "model", "currentValue": "small", "options": values}]}
+
+
+@pytest.mark.parametrize(
+    ("opened", "expected"),
+    [
+        (MODELS, ("session/set_model", {"modelId": "large"})),
+        ({**MODELS, **options(LIST)}, ("session/set_model", {"modelId": "large"})),
+        (options(LIST), ("session/set_config_option", {"configId": "llm", "value": "large"})),
+        (options(GROUPS), ("session/set_config_option", {"configId": "llm", "value": "large"})),
+    ],
+)
+def test_a_model_is_chosen_in_the_way_that_the_agent_offers(opened: dict[str, Any], expected: object) -> None:
+    assert model_call(opened, "large") == expected
+    assert model_call(opened, "small") is None, "it is in use"
+    assert model_call(opened, "") is None
+    with pytest.raises(HarnessError, match="does not offer the model huge") as error:
+        model_call(opened, "huge")
+    assert error.value.reason == "AGENT_START_FAILED"
+
+
+@pytest.mark.parametrize(
+    "opened", [{}, {"models": None, "configOptions": "x"}, {"configOptions": [5, {"category": "model"}]}]
+)
+def test_an_agent_without_a_choice_is_left_alone(opened: dict[str, Any]) -> None:
+    assert model_call(opened, "large") is None
+
+
+PROGRAM = {"name": "files", "command": "files", "args": [], "env": []}
+WEB = {"type": "http", "name": "issues", "url": "https://issues.example", "headers": []}
+
+
+def test_servers_that_an_agent_cannot_reach_are_told() -> None:
+    for capabilities in ({}, {"mcpCapabilities": {"http": False}}, {"mcpCapabilities": None}):
+        check_servers([PROGRAM], capabilities)
+        with pytest.raises(HarnessError, match="no MCP server over http, as issues is") as error:
+            check_servers([PROGRAM, WEB], capabilities)
+        assert error.value.reason == "AGENT_START_FAILED"
+    check_servers([PROGRAM, WEB], {"mcpCapabilities": {"http": True}})
