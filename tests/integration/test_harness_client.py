@@ -543,12 +543,14 @@ for line in sys.stdin:
         say("an old story")
         out(id=number, result={"sessionId": "another"})
     elif method == "session/new":
-        offered = {"configOptions": [option]} if os.environ.get("ODD_OPTIONS") else {"models": models}
-        out(id=number, result={"sessionId": "x", **offered})
+        offered = {"configOptions": [option]} if "ODD_MODELS" in os.environ else {}
+        out(id=number, result={"sessionId": "x", "models": models, **offered})
         opened = params
-    elif method in ("session/set_model", "session/set_config_option"):
+    elif method == os.environ.get("ODD_MODELS", "session/set_model"):
         chosen = params.get("modelId") or params["value"]
         out(id=number, result={})
+    elif method in ("session/set_model", "session/set_config_option"):
+        out(id=number, error={"code": -32601, "message": "Method not found"})
     elif method == "session/prompt":
         habit = params["prompt"][0]["text"]
         if habit == "meta": say(json.dumps(params["_meta"]))
@@ -572,7 +574,8 @@ async def odd(tmp_path: Path) -> AsyncIterator[House]:
     agents = {
         "odd": Agent([sys.executable, str(program)]),
         "future": Agent([sys.executable, str(program)], env={"ODD_VERSION": "9"}),
-        "optional": Agent([sys.executable, str(program)], env={"ODD_OPTIONS": "1"}),
+        "optional": Agent([sys.executable, str(program)], env={"ODD_MODELS": "session/set_config_option"}),
+        "older": Agent([sys.executable, str(program)], env={"ODD_MODELS": "session/set_model"}),
     }
     async with agentd(agents, home) as daemon:
         yield House(daemon, client, home, home / "journal")
@@ -592,7 +595,7 @@ async def test_the_trace_goes_on_in_header_and_message(odd: House) -> None:
         await session.close()
 
 
-@pytest.mark.parametrize("agent", ["odd", "optional"])
+@pytest.mark.parametrize("agent", ["odd", "optional", "older"])
 async def test_instructions_servers_and_model_reach_the_agent(odd: House, agent: str) -> None:
     server = {"name": "probe", "command": "/bin/probe", "args": [], "env": []}
     session = await odd.open(agent=agent, instructions="Be brief.", model="large", mcp_servers=[server])

@@ -13,7 +13,7 @@ import aiohttp
 
 from hearth.types.v1 import content_pb2
 from services.chassis.clock import Clock
-from services.pool.harness.choices import check_servers, model_call
+from services.pool.harness.choices import check_servers, model_calls
 from services.pool.harness.daemon import Daemon, Refused, Unreached, new_http
 from services.pool.harness.port import (
     Answer,
@@ -218,11 +218,13 @@ class AcpSession:
 
     async def _set_model(self, opened: Message) -> None:
         """Choose the model, where the agent lets its client choose."""
-        call = model_call(opened, self._request.model)
-        if call is not None:
-            method, choice = call
-            params = {"sessionId": self._session_id, **choice}
-            _result(await self._open_call(method, params, again=True), "AGENT_START_FAILED")
+        for method, choice in model_calls(opened, self._request.model):
+            answer = await self._open_call(method, {"sessionId": self._session_id, **choice}, again=True)
+            if _error(answer)[0] != METHOD_NOT_FOUND:
+                break
+        else:
+            return
+        _result(answer, "AGENT_START_FAILED")
 
     async def _open_call(
         self,

@@ -1,7 +1,7 @@
 """What an agent lets its client choose when a session is opened, and what it can be given. Pure.
 
-Agents offer their models in one of two ways: as `models`, or among the options of a session, as the option of the
-category `model`. An agent that offers neither has its model from elsewhere, and is left alone.
+Agents offer their models among the options of a session, as the option of the category `model`, or as `models`; some do
+both, and then serve only the first. An agent that offers neither has its model from elsewhere, and is left alone.
 """
 
 from __future__ import annotations
@@ -16,24 +16,29 @@ Json = Mapping[str, Any]
 Call = tuple[str, Json]
 
 
-def model_call(opened: Json, model: str) -> Call | None:
-    """How to have a session use `model`, from the agent's answer to opening it; None when there is nothing to do.
+def model_calls(opened: Json, model: str) -> Sequence[Call]:
+    """The ways to have a session use `model`, from the answer to opening it, the best one first; none when there
+    is nothing to do.
 
     Raises `HarnessError` when the agent offers models, and not this one.
     """
+    calls: list[Call] = []
     if not model:
-        return None
-    models = opened.get("models")
-    if isinstance(models, dict):
-        offered = [entry.get("modelId") for entry in _objects(models.get("availableModels"))]
-        _check(model, offered)
-        return ("session/set_model", {"modelId": model}) if models.get("currentModelId") != model else None
+        return calls
     for option in _objects(opened.get("configOptions")):
         if option.get("category") == "model" and isinstance(option.get("id"), str):
             _check(model, [*_values(option.get("options"))])
-            choice = {"configId": option["id"], "value": model}
-            return ("session/set_config_option", choice) if option.get("currentValue") != model else None
-    return None
+            if option.get("currentValue") == model:
+                return []
+            calls.append(("session/set_config_option", {"configId": option["id"], "value": model}))
+            break
+    models = opened.get("models")
+    if isinstance(models, dict):
+        _check(model, [entry.get("modelId") for entry in _objects(models.get("availableModels"))])
+        if models.get("currentModelId") == model:
+            return []
+        calls.append(("session/set_model", {"modelId": model}))
+    return calls
 
 
 def check_servers(servers: Sequence[Json], capabilities: Json) -> None:

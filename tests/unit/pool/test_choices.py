@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
-from services.pool.harness.choices import check_servers, model_call
+from services.pool.harness.choices import check_servers, model_calls
 from services.pool.harness.port import HarnessError
 
 MODELS = {"models": {"currentModelId": "small", "availableModels": [{"modelId": "small"}, {"modelId": "large"}]}}
 LIST = [{"value": "small", "name": "Small"}, {"value": "large", "name": "Large"}]
 GROUPS = [{"group": "a", "name": "A", "options": LIST[:1]}, {"group": "b", "name": "B", "options": LIST[1:]}]
+
+
+SET_MODEL = ("session/set_model", {"modelId": "large"})
+SET_OPTION = ("session/set_config_option", {"configId": "llm", "value": "large"})
 
 
 def options(values: object) -> dict[str, Any]:
@@ -23,18 +27,18 @@ def options(values: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("opened", "expected"),
     [
-        (MODELS, ("session/set_model", {"modelId": "large"})),
-        ({**MODELS, **options(LIST)}, ("session/set_model", {"modelId": "large"})),
-        (options(LIST), ("session/set_config_option", {"configId": "llm", "value": "large"})),
-        (options(GROUPS), ("session/set_config_option", {"configId": "llm", "value": "large"})),
+        (MODELS, [SET_MODEL]),
+        (options(LIST), [SET_OPTION]),
+        (options(GROUPS), [SET_OPTION]),
+        ({**MODELS, **options(LIST)}, [SET_OPTION, SET_MODEL]),
     ],
 )
 def test_a_model_is_chosen_in_the_way_that_the_agent_offers(opened: dict[str, Any], expected: object) -> None:
-    assert model_call(opened, "large") == expected
-    assert model_call(opened, "small") is None, "it is in use"
-    assert model_call(opened, "") is None
+    assert model_calls(opened, "large") == expected
+    assert model_calls(opened, "small") == [], "it is in use"
+    assert model_calls(opened, "") == []
     with pytest.raises(HarnessError, match="does not offer the model huge") as error:
-        model_call(opened, "huge")
+        model_calls(opened, "huge")
     assert error.value.reason == "AGENT_START_FAILED"
 
 
@@ -42,7 +46,7 @@ def test_a_model_is_chosen_in_the_way_that_the_agent_offers(opened: dict[str, An
     "opened", [{}, {"models": None, "configOptions": "x"}, {"configOptions": [5, {"category": "model"}]}]
 )
 def test_an_agent_without_a_choice_is_left_alone(opened: dict[str, Any]) -> None:
-    assert model_call(opened, "large") is None
+    assert model_calls(opened, "large") == []
 
 
 PROGRAM = {"name": "files", "command": "files", "args": [], "env": []}
