@@ -7,7 +7,21 @@ from __future__ import annotations
 
 import typer
 
-from hearth.cli import bench, chat, control, credentials, demo, doctor, pool, queue, sandboxes, sessions, stack
+from hearth.cli import (
+    bench,
+    chat,
+    control,
+    credentials,
+    demo,
+    doctor,
+    health,
+    init,
+    pool,
+    queue,
+    sandboxes,
+    sessions,
+    stack,
+)
 
 app = typer.Typer(
     name="hearth", help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -22,6 +36,8 @@ credentials.register(app)
 sandboxes.register(app)
 pool.register(app)
 doctor.register(app)
+health.register(app)
+init.register(app)
 bench.register(app)
 
 
