@@ -31,6 +31,9 @@ Json = Mapping[str, Any]
 
 # Names text that a message carries as context, and that is no file.
 CONTEXT_URI = "hearth:context"
+# In the text of a dialog of Pi: the tool call that it is about. And how the ids of dialogs begin.
+ASKED_CALL = "hearth.dev/tool_call"
+_DIALOG = "pi-ui-"
 # A difference of larger texts costs more than it shows.
 _DIFF_CHARACTERS = 64 * 1024
 
@@ -57,7 +60,7 @@ def read_permission(request_key: str, params: object) -> PermissionAsked | None:
     """The params of `session/request_permission`; None when they do not say what is asked."""
     if not isinstance(params, dict) or not isinstance(params.get("toolCall"), dict):
         return None
-    call = params["toolCall"]
+    call = _asked_call(params["toolCall"])
     options = [
         PermissionOption(_text(option, "optionId"), _text(option, "name"), _text(option, "kind"))
         for option in _list(params, "options")
@@ -71,6 +74,19 @@ def read_permission(request_key: str, params: object) -> PermissionAsked | None:
         input_json=_input(call) or "{}",
         options=options,
     )
+
+
+def _asked_call(call: Json) -> Json:
+    """The call that is asked about. An extension of Pi can only ask by a dialog; ours names the call in its text, in
+    the shape of a call. What a model can write is no such thing: a dialog is told by its id, which is the adapter's."""
+    dialog = _object(call, "rawInput")
+    if not _text(call, "toolCallId").startswith(_DIALOG) or dialog.get("method") != "confirm":
+        return call
+    try:
+        message: object = json.loads(_text(dialog, "message"))
+    except ValueError:
+        return call
+    return (_object(message, ASKED_CALL) if isinstance(message, dict) else {}) or call
 
 
 def read_question(request_key: str, method: str, params: object) -> QuestionAsked:

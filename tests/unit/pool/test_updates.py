@@ -15,6 +15,7 @@ from services.pool.harness.assembler import EventOut, FrameOut, TurnAssembler, T
 from services.pool.harness.port import (
     Answer,
     OtherUpdate,
+    PermissionAsked,
     PermissionOption,
     PlanChanged,
     QuestionAsked,
@@ -159,6 +160,27 @@ def test_permissions() -> None:
     assert asked.options == [PermissionOption("x", "Yes", "allow_once")]
     assert read_permission("k", {"options": []}) is None
     assert read_permission("k", None) is None
+
+
+def test_a_dialog_about_a_call_asks_about_that_call() -> None:
+    call: dict[str, object] = {"toolCallId": "c1", "title": "bash", "kind": "execute", "rawInput": {"command": "ls"}}
+    text = json.dumps({"hearth.dev/tool_call": call})
+    options = [{"optionId": "yes", "name": "Yes", "kind": "allow_once"}]
+
+    def read(raw: object, number: str = "pi-ui-7") -> PermissionAsked | None:
+        dialog = {"toolCallId": number, "title": "bash", "kind": "other", "rawInput": raw}
+        return read_permission("k", {"toolCall": dialog, "options": options})
+
+    asked = read({"method": "confirm", "title": "bash", "message": text})
+    option = PermissionOption("yes", "Yes", "allow_once")
+    assert asked == PermissionAsked("k", "c1", "bash", "execute", '{"command":"ls"}', [option])
+    for message in ("Sure?", text[:-1], '"hearth.dev/tool_call"', '{"hearth.dev/tool_call":7}', 7, None):
+        other = read({"method": "confirm", "message": message})
+        assert other is not None
+        assert (other.tool_call_id, other.kind) == ("pi-ui-7", "other")
+    spoofed = read({"method": "confirm", "title": "bash", "message": text}, "toolu_7")
+    assert spoofed is not None
+    assert (spoofed.tool_call_id, spoofed.kind) == ("toolu_7", "other"), "arguments say nothing of another call"
 
 
 def test_questions() -> None:
