@@ -21,7 +21,6 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 from opentelemetry import context as telemetry_context
 from opentelemetry import propagate, trace
-from opentelemetry.instrumentation.grpc import aio_server_interceptor
 from opentelemetry.trace import SpanKind
 
 from services.chassis import deadlines
@@ -103,13 +102,12 @@ class Wrapped:
 class TelemetryInterceptor(grpc.aio.ServerInterceptor):
     """One SERVER span for each call, continuing the caller's trace. Health checks and reflection have none.
 
-    Calls with one response use OpenTelemetry's own interceptor. It cannot serve a handler that writes its responses,
-    and holds a stream's span open until the stream ends, so streams have their own here.
+    OpenTelemetry's own interceptor is not used: it cannot serve a handler that writes its responses, holds a stream's
+    span open until the stream ends, and puts the texts of exceptions on its spans.
     """
 
     def __init__(self) -> None:
-        self._single = aio_server_interceptor()  # type: ignore[no-untyped-call]
-        self._streams = Wrapped()
+        self._wrapped = Wrapped()
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -117,30 +115,38 @@ class TelemetryInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or is_open(handler_call_details.method):
             return handler
-        if handler.response_streaming:
-            return self._streams.of(handler_call_details.method, handler, self._traced)
-
-        async def found(_: grpc.HandlerCallDetails) -> Handler:
-            return handler
-
-        wrapped: Handler = await self._single.intercept_service(found, handler_call_details)
-        return wrapped
+        return self._wrapped.of(handler_call_details.method, handler, self._traced)
 
     def _traced(self, method: str, handler: Handler) -> Handler:
         run = as_run(handler)
+        stream = handler.response_streaming
 
-        async def traced(request: Any, context: Context) -> None:
-            call = CallSpan(method, SpanKind.SERVER, stream=True, parent=_parent(context))
+        async def traced(request: Any, context: Context) -> Any:
+            call = CallSpan(method, SpanKind.SERVER, stream=stream, parent=_parent(context))
             # What lies on this stack is kept for hours, for each of thousands of readers: `use_span` keeps more of it.
             token = telemetry_context.attach(trace.set_span_in_context(call.span))
+            cancelled = False
             try:
-                await run(request, context)
+                return await run(request, context)
+            except asyncio.CancelledError:
+                cancelled = True
+                raise
             finally:
                 telemetry_context.detach(token)
-                code: object = context.code()
-                call.finish(code if isinstance(code, grpc.StatusCode) else grpc.StatusCode.OK)
+                call.finish(grpc.StatusCode.CANCELLED if cancelled else _code_of(context))
 
         return as_handler(handler, traced)
+
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def _code_of(context: Context) -> grpc.StatusCode:
+    """What a call was answered with. gRPC holds a number, which is 0 as well where nothing was said."""
+    code: object = context.code()
+    if isinstance(code, grpc.StatusCode):
+        return code
+    return _CODES.get(code, grpc.StatusCode.UNKNOWN) if isinstance(code, int) else grpc.StatusCode.OK
 
 
 def _parent(context: Context) -> telemetry_context.Context:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import asyncpg
 import asyncpg.pool
 from opentelemetry import trace
+from opentelemetry.semconv.attributes.db_attributes import DB_QUERY_SUMMARY, DB_RESPONSE_STATUS_CODE, DB_SYSTEM_NAME
 
 from services.chassis import telemetry
 from services.chassis.errors import Unavailable, dependency_unavailable
@@ -99,8 +100,9 @@ class _spanned:
     def __enter__(self) -> None:
         if not trace.get_current_span().is_recording():
             return
+        # The name says which statement it is, and never what was put into it.
         name = _names.get(self._query) or self._query.lstrip().partition(" ")[0].rstrip(";")
-        attributes = {"db.system": "postgresql", "db.operation": name}
+        attributes = {DB_SYSTEM_NAME: "postgresql", DB_QUERY_SUMMARY: name}
         self._span = telemetry.tracer().start_span(name, kind=trace.SpanKind.CLIENT, attributes=attributes)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -108,7 +110,10 @@ class _spanned:
         if span is None:
             return
         if error is not None:
-            telemetry.mark_failed(span, type(error).__name__)
+            state = getattr(error, "sqlstate", None)
+            if state:
+                span.set_attribute(DB_RESPONSE_STATUS_CODE, state)
+            telemetry.mark_failed(span, state or type(error).__name__)
         span.end()
 
 

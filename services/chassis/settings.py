@@ -97,6 +97,17 @@ class ChassisSettings(BaseSettings):
     trace_file: Path | None = Field(
         default=None, description="finished spans are appended here, one JSON object a line"
     )
+    trace_file_bytes: int = Field(
+        default=16 * 1024 * 1024,
+        gt=0,
+        description="a trace file of this size is set aside with `.1` at its name, and the one before is gone",
+    )
+    trace_sample: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="which part of the traces that begin here is kept; a caller's own trace goes by its caller",
+    )
     otlp_endpoint: str = Field(
         default="", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT", description="OTLP/gRPC collector"
     )

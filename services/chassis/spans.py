@@ -1,4 +1,4 @@
-"""The span of one RPC, at either end of it."""
+"""The span of one RPC, at either end of it, named and described by OpenTelemetry's conventions for gRPC."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import asyncio
 import grpc
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.semconv._incubating.attributes.rpc_attributes import (
+    RPC_METHOD,
+    RPC_RESPONSE_STATUS_CODE,
+    RPC_SYSTEM_NAME,
+)
+from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
@@ -16,7 +22,7 @@ from opentelemetry.util.types import AttributeValue
 # it later is told by the spans of that work.
 STREAM_SPAN_SECONDS = 5.0
 
-# Codes that mean that the server failed, not that it refused.
+# Codes that mean that the server failed, not that it refused: only these are its errors.
 _FAULTS = frozenset(
     {
         grpc.StatusCode.UNKNOWN,
@@ -29,6 +35,10 @@ _FAULTS = frozenset(
 )
 
 
+# To the caller every other code is one, but for the end that it made itself.
+_NO_ERRORS = frozenset({grpc.StatusCode.OK, grpc.StatusCode.CANCELLED})
+
+
 class CallSpan:
     """A started span of a call to `method` ("/package.Service/Method"); `finish` ends it, once.
 
@@ -36,21 +46,20 @@ class CallSpan:
     """
 
     def __init__(self, method: str, kind: SpanKind, *, stream: bool, parent: Context | None = None) -> None:
-        service, _, name = method.lstrip("/").partition("/")
+        name = method.lstrip("/")
         span = trace.get_tracer("hearth").start_span(
-            method,
-            context=parent,
-            kind=kind,
-            attributes={"rpc.system": "grpc", "rpc.service": service, "rpc.method": name},
+            name, context=parent, kind=kind, attributes={RPC_SYSTEM_NAME: "grpc", RPC_METHOD: name}
         )
+        self._kind = kind
         self.span: trace.Span = _StreamSpan(span) if stream else span
 
     def finish(self, code: grpc.StatusCode) -> None:
         """End the span with the outcome of its call; a span that has ended stays as it is."""
         if not self.span.is_recording():
             return
-        self.span.set_attribute("rpc.grpc.status_code", code.value[0])
-        if code in _FAULTS:
+        self.span.set_attribute(RPC_RESPONSE_STATUS_CODE, code.name)
+        if code in _FAULTS if self._kind is SpanKind.SERVER else code not in _NO_ERRORS:
+            self.span.set_attribute(ERROR_TYPE, code.name)
             self.span.set_status(Status(StatusCode.ERROR, code.name))
         self.span.end()
 
@@ -91,5 +100,5 @@ class _StreamSpan(trace.NonRecordingSpan):
         self._span = self._timer = None
 
     def leave_open(self) -> None:
-        self.set_attribute("rpc.stream.open", True)
+        self.set_attribute("hearth.stream.open", True)
         self.end()

@@ -1,7 +1,10 @@
 """Traces and metrics of a process, and the helpers that carry a trace where no library does: bus, rows, harness.
 
-Spans go to an OTLP collector when one is named, and to a JSONL file when one is named; with neither they are made and
+Spans go to an OTLP collector when one is named, and to a file when one is named; with neither they are made and
 dropped, so that trace ids in the logs exist always.
+
+Names and attributes are those of OpenTelemetry's conventions in their present form, also where a library still knows an
+older one.
 
 A root span of kind CLIENT is not recorded: a query or call that nothing asked for is a poll, and a polling process
 would fill the collector with one-span traces. Background work worth seeing starts with `span(...)`, which is INTERNAL.
@@ -10,14 +13,12 @@ would fill the collector with one-span traces. Background work worth seeing star
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, trace
@@ -25,15 +26,20 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, ParentBased, Sampler, SamplingResult
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, SamplingResult, TraceIdRatioBased
+from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import Attributes, AttributeValue
 
+from hearth.version import version
+from services.chassis.errors import HearthError
 from services.chassis.logs import setup_logging
 from services.chassis.settings import ChassisSettings
+from services.chassis.span_file import SpanFile
+from services.chassis.span_words import Wordless
 
 logger = logging.getLogger(__name__)
 
@@ -69,18 +75,25 @@ def setup(settings: ChassisSettings, service: str) -> Telemetry:
         return _Process.telemetry
     setup_logging(service, level=settings.log_level, form=settings.log_format)
     resource = Resource.create(
-        {"service.name": f"hearth-{service}", "service.instance.id": str(uuid.uuid4()), "process.pid": os.getpid()}
+        {
+            "service.name": f"hearth-{service}",
+            "service.namespace": "hearth",
+            "service.version": version(),
+            "service.instance.id": str(uuid.uuid4()),
+            "process.pid": os.getpid(),
+        }
     )
-    traces = TracerProvider(resource=resource, sampler=ParentBased(root=_QuietRoots()), shutdown_on_exit=False)
+    sampler = ParentBased(root=_QuietRoots(settings.trace_sample))
+    traces = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
     if settings.trace_file is not None:
-        exporter = FileSpanExporter(settings.trace_file)
-        traces.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=_FILE_DELAY_MILLISECONDS))
+        file = Wordless(SpanFile(settings.trace_file, max_bytes=settings.trace_file_bytes))
+        traces.add_span_processor(BatchSpanProcessor(file, schedule_delay_millis=_FILE_DELAY_MILLISECONDS))
     readers: list[MetricReader] = []
     if settings.otlp_endpoint:
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-        traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        traces.add_span_processor(BatchSpanProcessor(Wordless(OTLPSpanExporter())))
         readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
     meters = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
     trace.set_tracer_provider(traces)
@@ -94,6 +107,8 @@ def _instrument_clients() -> None:
     from opentelemetry.instrumentation.aiohttp_client import AioHttpClientInstrumentor
     from opentelemetry.instrumentation.redis import RedisInstrumentor
 
+    # Read once, by whichever instrumentation comes first.
+    os.environ.setdefault("OTEL_SEMCONV_STABILITY_OPT_IN", "http,database")
     RedisInstrumentor().instrument()
     # Query strings of preview links hold tokens.
     AioHttpClientInstrumentor().instrument(url_filter=lambda url: str(url.with_query(None).with_user(None)))
@@ -110,19 +125,39 @@ def span(
     name: str,
     *,
     parent: str | Context | None = None,
-    links: Sequence[str] = (),
+    links: Sequence[str | SpanContext] = (),
     kind: SpanKind = SpanKind.INTERNAL,
     attributes: Mapping[str, AttributeValue] | None = None,
 ) -> Iterator[Span]:
     """A span around the block, current inside of it; an exception marks it as an error and passes on.
 
-    `parent` is a traceparent or a context; none means the current span. `links` are traceparents of other traces that
-    this work is also for, as when one commit serves many calls.
+    `parent` is a traceparent or a context; none means the current span. `links` are traceparents or contexts of other
+    traces that this work is also for, as when one commit serves many calls.
     """
     found = extract(parent) if isinstance(parent, str) else parent
     joined = [Link(context) for context in map(_span_context, links) if context is not None]
-    with tracer().start_as_current_span(name, context=found, links=joined, kind=kind, attributes=attributes) as current:
-        yield current
+    with tracer().start_as_current_span(
+        name,
+        context=found,
+        links=joined,
+        kind=kind,
+        attributes=attributes,
+        # The text of an exception may tell what somebody wrote.
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as current:
+        try:
+            yield current
+        except Exception as error:
+            mark_failed(current, error.reason if isinstance(error, HearthError) else type(error).__name__)
+            raise
+
+
+def past(name: str, seconds: float, *, attributes: Mapping[str, AttributeValue] | None = None) -> None:
+    """A span, below the current one, of what took so many `seconds` and ends now."""
+    now = time.time_ns()
+    began = now - round(seconds * 1e9)
+    tracer().start_span(name, start_time=began, attributes=attributes).end(now)
 
 
 def inject() -> str:
@@ -148,13 +183,16 @@ def continued(traceparent: str | bytes | None) -> Iterator[None]:
         otel_context.detach(token)
 
 
-def _span_context(traceparent: str) -> SpanContext | None:
-    found = trace.get_current_span(extract(traceparent)).get_span_context()
+def _span_context(link: str | SpanContext) -> SpanContext | None:
+    found = trace.get_current_span(extract(link)).get_span_context() if isinstance(link, str) else link
     return found if found.is_valid else None
 
 
 class _QuietRoots(Sampler):
-    """Keeps every trace but those that start with a client span."""
+    """Keeps `share` of the traces (1: all), and none that starts with a client span."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        self._share = TraceIdRatioBased(share)
 
     def should_sample(  # noqa: PLR0917 - the signature is the library's
         self,
@@ -168,56 +206,13 @@ class _QuietRoots(Sampler):
     ) -> SamplingResult:
         if kind is SpanKind.CLIENT:
             return SamplingResult(Decision.DROP, trace_state=trace_state)
-        return ALWAYS_ON.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
+        return self._share.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 
     def get_description(self) -> str:
-        return "QuietRoots"
+        return f"QuietRoots{{{self._share.get_description()}}}"
 
 
-class FileSpanExporter(SpanExporter):
-    """Appends finished spans to a file that many processes may share: each batch is one write in append mode."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        rest = memoryview("".join(json.dumps(span_record(done)) + "\n" for done in spans).encode())
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        os.close(self._file)
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        return True
-
-
-def span_record(done: ReadableSpan) -> dict[str, Any]:
-    """A finished span as the file holds it: ids in hex, times in nanoseconds since 1970, `parent` null for a root."""
-    own = done.get_span_context()
-    assert own is not None
-    return {
-        "trace_id": format(own.trace_id, "032x"),
-        "span_id": format(own.span_id, "016x"),
-        "parent_id": format(done.parent.span_id, "016x") if done.parent is not None else None,
-        "name": done.name,
-        "kind": done.kind.name,
-        "start_ns": done.start_time,
-        "end_ns": done.end_time,
-        "status": done.status.status_code.name,
-        "status_message": done.status.description,
-        "attributes": dict(done.attributes or {}),
-        "links": [
-            {"trace_id": format(link.context.trace_id, "032x"), "span_id": format(link.context.span_id, "016x")}
-            for link in done.links
-        ],
-        "service": done.resource.attributes.get("service.name"),
-        "instance": done.resource.attributes.get("service.instance.id"),
-    }
-
-
-def mark_failed(current: Span, message: str) -> None:
-    """Say on a span that its work failed; `message` holds no payload."""
-    current.set_status(Status(StatusCode.ERROR, message))
+def mark_failed(current: Span, reason: str) -> None:
+    """Say on a span that its work failed; `reason` is a code or the name of a type, and holds no payload."""
+    current.set_attribute(ERROR_TYPE, reason)
+    current.set_status(Status(StatusCode.ERROR, reason))

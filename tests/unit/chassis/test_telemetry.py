@@ -17,6 +17,7 @@ from opentelemetry.trace import SpanKind
 
 from services.chassis import telemetry
 from services.chassis.logs import setup_logging
+from services.chassis.span_file import SpanFile
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer
         sampler=ParentBased(root=telemetry._QuietRoots()),
         shutdown_on_exit=False,
     )
-    provider.add_span_processor(SimpleSpanProcessor(telemetry.FileSpanExporter(tmp_path / "deep" / "spans.jsonl")))
+    provider.add_span_processor(SimpleSpanProcessor(SpanFile(tmp_path / "deep" / "spans.jsonl", max_bytes=1_000_000)))
     monkeypatch.setattr(telemetry, "tracer", lambda: provider.get_tracer("test"))
     yield provider
     provider.shutdown()
