@@ -536,7 +536,8 @@ for line in sys.stdin:
     message = json.loads(line)
     method, params, number = message.get("method"), message.get("params"), message.get("id")
     if method == "initialize":
-        capabilities = {"loadSession": True}
+        meta = json.loads(os.environ.get("ODD_META", "{}"))
+        capabilities = {"loadSession": True, "_meta": meta}
         version = int(os.environ.get("ODD_VERSION", "1"))
         out(id=number, result={"protocolVersion": version, "agentCapabilities": capabilities})
     elif method == "session/load":
@@ -552,7 +553,8 @@ for line in sys.stdin:
     elif method in ("session/set_model", "session/set_config_option"):
         out(id=number, error={"code": -32601, "message": "Method not found"})
     elif method == "session/prompt":
-        habit = params["prompt"][0]["text"]
+        habit = params["prompt"][-1]["text"]
+        if habit == "told": say(json.dumps(params["prompt"]))
         if habit == "meta": say(json.dumps(params["_meta"]))
         if habit == "opened": say(json.dumps({"opened": opened, "chosen": chosen}))
         if habit == "fs": say(json.dumps(ask(7, "fs/write_text_file", {"path": "/x"})["error"]))
@@ -575,6 +577,7 @@ async def odd(tmp_path: Path) -> AsyncIterator[House]:
         "odd": Agent([sys.executable, str(program)]),
         "future": Agent([sys.executable, str(program)], env={"ODD_VERSION": "9"}),
         "optional": Agent([sys.executable, str(program)], env={"ODD_MODELS": "session/set_config_option"}),
+        "obedient": Agent([sys.executable, str(program)], env={"ODD_META": '{"hearth.dev/instructions":true}'}),
         "older": Agent([sys.executable, str(program)], env={"ODD_MODELS": "session/set_model"}),
     }
     async with agentd(agents, home) as daemon:
@@ -609,6 +612,17 @@ async def test_instructions_servers_and_model_reach_the_agent(odd: House, agent:
         "systemPrompt": {"append": "Be brief."},
         "hearth.dev/model": "large",
     }
+    await session.close()
+
+
+@pytest.mark.parametrize(("agent", "first"), [("odd", ["Be brief.", "told"]), ("obedient", ["told"])])
+async def test_instructions_are_told_once_to_an_agent_that_does_not_take_them(
+    odd: House, agent: str, first: list[str]
+) -> None:
+    session = await odd.open(agent=agent, instructions="Be brief.")
+    for expected in (first, ["told"]):
+        updates, _ = await turn(session, "told")
+        assert [block["text"] for block in json.loads(text_of(updates))] == expected
     await session.close()
 
 

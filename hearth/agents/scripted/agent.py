@@ -63,8 +63,9 @@ class ScriptedAgent:
             "agentCapabilities": {
                 "loadSession": True,
                 "promptCapabilities": {"image": False, "audio": False, "embeddedContext": True},
-                # It takes servers of any kind, and uses none.
+                # It takes servers of any kind, and instructions, and uses none of them.
                 "mcpCapabilities": {"http": True, "sse": False},
+                "_meta": {"hearth.dev/instructions": True},
             },
             "authMethods": [],
         }

@@ -13,7 +13,7 @@ import aiohttp
 
 from hearth.types.v1 import content_pb2
 from services.chassis.clock import Clock
-from services.pool.harness.choices import check_servers, model_calls
+from services.pool.harness.choices import INSTRUCTIONS_META, check_servers, model_calls, takes_instructions
 from services.pool.harness.daemon import Daemon, Refused, Unreached, new_http
 from services.pool.harness.port import (
     Answer,
@@ -119,6 +119,8 @@ class AcpSession:
         self._asked: dict[str, tuple[object, PermissionAsked | QuestionAsked]] = {}
         self._closing: asyncio.Task[None] | None = None
         self._prompt_capabilities: Message = {}
+        # Instructions that go with the first prompt.
+        self._untold: content_pb2.ContentPart | None = None
         self._session_id = ""
         self._loaded = False
 
@@ -150,6 +152,12 @@ class AcpSession:
         if opened is None:
             opened = await self._new()
         await self._set_model(opened)
+        if self._request.instructions and not takes_instructions(capabilities):
+            # Also to one that loaded a session: nobody knows whether that was told the same ones.
+            data = self._request.instructions.encode()
+            self._untold = content_pb2.ContentPart(
+                inline_media=content_pb2.InlineMediaPart(media_type="text/markdown", data=data)
+            )
         # The agent has them now: what is kept between turns holds no credentials, and nothing large.
         self._request = dataclasses.replace(self._request, mcp_servers=(), instructions="")
 
@@ -249,7 +257,7 @@ class AcpSession:
         request = self._request
         meta: Message = dict(request.trace_context)
         if request.instructions:
-            meta["hearth.dev/instructions"] = request.instructions
+            meta[INSTRUCTIONS_META] = request.instructions
             # The name under which the adapter of Claude Code takes it.
             meta["systemPrompt"] = {"append": request.instructions}
         if request.model:
@@ -270,9 +278,10 @@ class AcpSession:
         if self._run is not None or self._beginning:
             # Some agents mix a second prompt into the first one and never answer it.
             raise HarnessError("RUN_DEFECT", "a prompt of this session is running already")
+        told = [self._untold, *content] if self._untold is not None else content
         params = {
             "sessionId": self._session_id,
-            "prompt": prompt_blocks(content, self._request.workspace, self._prompt_capabilities),
+            "prompt": prompt_blocks(told, self._request.workspace, self._prompt_capabilities),
             **_meta({EXECUTION_META: execution_id, **trace_context}),
         }
         self._beginning = True
@@ -280,6 +289,7 @@ class AcpSession:
             await self.resume()
         finally:
             self._beginning = False
+        self._untold = None
         run = self._run = AcpRun()
         sent = asyncio.Event()
         self._prompting = asyncio.create_task(self._prompt(run, params, trace_context, sent), name="agent prompt")

@@ -11,6 +11,8 @@ from typing import Any
 
 from services.pool.harness.port import HarnessError
 
+INSTRUCTIONS_META = "hearth.dev/instructions"
+
 Json = Mapping[str, Any]
 # A method, and its parameters without the session's id.
 Call = tuple[str, Json]
@@ -50,6 +52,14 @@ def check_servers(servers: Sequence[Json], capabilities: Json) -> None:
         if kind != "stdio" and not (isinstance(reachable, dict) and reachable.get(kind) is True):
             name = server.get("name")
             raise HarnessError("AGENT_START_FAILED", f"the agent takes no MCP server over {kind}, as {name} is")
+
+
+def takes_instructions(capabilities: Json) -> bool:
+    """Whether an agent says that it takes instructions from what opens a session. The protocol has no word for them, so
+    any other agent is told them with its first prompt."""
+    meta = capabilities.get("_meta")
+    # Ours, and that of the adapter of Claude Code, which takes them as an addition to its system prompt.
+    return isinstance(meta, dict) and (meta.get(INSTRUCTIONS_META) is True or isinstance(meta.get("claudeCode"), dict))
 
 
 def _check(model: str, offered: Sequence[object]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.pool.harness.choices import check_servers, model_calls
+from services.pool.harness.choices import check_servers, model_calls, takes_instructions
 from services.pool.harness.port import HarnessError
 
 MODELS = {"models": {"currentModelId": "small", "availableModels": [{"modelId": "small"}, {"modelId": "large"}]}}
@@ -60,3 +60,10 @@ def test_servers_that_an_agent_cannot_reach_are_told() -> None:
             check_servers([PROGRAM, WEB], capabilities)
         assert error.value.reason == "AGENT_START_FAILED"
     check_servers([PROGRAM, WEB], {"mcpCapabilities": {"http": True}})
+
+
+def test_who_takes_instructions_says_so() -> None:
+    for meta in ({"hearth.dev/instructions": True}, {"claudeCode": {"promptQueueing": True}}):
+        assert takes_instructions({"_meta": meta})
+    for silent in ({}, {"_meta": None}, {"_meta": {"hearth.dev/instructions": "no"}}, {"_meta": {"claudeCode": None}}):
+        assert not takes_instructions(silent)
