@@ -7,20 +7,22 @@ FROM python:3.11-slim-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
 
-# Every package is one of the lock, by its hash; --no-deps: what the lock does not name is not installed.
+# Every package of the lock, by its hash. From here on nothing else is asked for, so what is installed is what was tested.
 COPY requirements.lock ./
+RUN python -m pip wheel --require-hashes --no-deps --requirement requirements.lock --wheel-dir /wheels
 RUN python -m venv /build \
-    && /build/bin/pip install -c requirements.lock hatchling grpcio-tools mypy-protobuf editables
+    && /build/bin/pip install --no-index --find-links /wheels \
+       hatchling googleapis-common-protos grpcio-tools mypy-protobuf
 
 COPY pyproject.toml README.md LICENSE ./
 COPY protos protos
 COPY scripts scripts
 COPY hearth hearth
 COPY services services
-RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
+RUN /build/bin/pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /dist .
 
 RUN python -m venv /opt/hearth \
-    && /opt/hearth/bin/pip install -c requirements.lock "hearth[daytona] @ file://$(echo /dist/hearth-*.whl)" \
+    && /opt/hearth/bin/pip install --no-index --find-links /wheels --find-links /dist "hearth[daytona]" \
     && /opt/hearth/bin/pip check \
     && /opt/hearth/bin/pip uninstall --yes pip setuptools
 
