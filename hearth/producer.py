@@ -30,7 +30,7 @@ import grpc.aio
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import Message
 
-from hearth._appending import AppendQueue, Entry, Item, Parked
+from hearth._appending import AppendQueue, Entry, Item, Parked, trace_field
 from hearth._items import Fact, Refusal, Tally, WriterRefused, too_large
 from hearth._marking import Marker
 from hearth._pipeline import Pipeline
@@ -143,15 +143,17 @@ class Producer:
         return ExecutionWriter(self, session, session_pb2.ExecutionRef(execution_id=execution_id, epoch=epoch))
 
     def append(
-        self, session: session_pb2.SessionKey, event: event_pb2.Event | bytes
+        self, session: session_pb2.SessionKey, event: event_pb2.Event | bytes, *, traceparent: str = ""
     ) -> asyncio.Future[history_pb2.AppendResult]:
         """Append an event that is complete already, behind everything given for its session before.
 
+        `traceparent` is the W3C trace context of the work that it belongs to: its commit becomes part of that trace.
         Bytes are sent as they are. The future fails with `CallError` when the event cannot be sent: too large, too much
         waits already, refused together with its call, or the producer was closed.
         """
         content = event if isinstance(event, bytes) else event.SerializeToString()
         item = Fact(content)
+        item.trace = trace_field(traceparent)
         key = (session.project, session.session)
         if len(content) > self.limits.event_bytes:
             item.fail(too_large(len(content), self.limits.event_bytes))

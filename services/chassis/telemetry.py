@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +36,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import Attributes, AttributeValue
 
 from hearth.version import version
-from services.chassis.errors import HearthError
 from services.chassis.logs import setup_logging
 from services.chassis.settings import ChassisSettings
 from services.chassis.span_file import SpanFile
@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 # How long a finished span may wait for its file: a killed process loses at most this much of its trace.
 _FILE_DELAY_MILLISECONDS = 200
 _FLUSH_MILLISECONDS = 3000
+_CODE = re.compile(r"[A-Z][A-Z0-9_]*")
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -149,7 +150,7 @@ def span(
         try:
             yield current
         except Exception as error:
-            mark_failed(current, error.reason if isinstance(error, HearthError) else type(error).__name__)
+            mark_failed(current, _reason(error))
             raise
 
 
@@ -210,6 +211,12 @@ class _QuietRoots(Sampler):
 
     def get_description(self) -> str:
         return f"QuietRoots{{{self._share.get_description()}}}"
+
+
+def _reason(error: Exception) -> str:
+    """The code of an error of ours, else the name of its type."""
+    reason = getattr(error, "reason", None)
+    return reason if isinstance(reason, str) and _CODE.fullmatch(reason) else type(error).__name__
 
 
 def mark_failed(current: Span, reason: str) -> None:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from redis.exceptions import RedisError
 
 from services.chassis.settings import StartupError, ValkeySettings
 from services.chassis.valkey import create_client
-from services.history import wire
+from services.history import spans, wire
 from services.history.ledger import Record
 from services.history.validate import Key
 
@@ -38,8 +38,6 @@ _BACKOFF_FIRST_SECONDS = 0.1
 _BACKOFF_MAX_SECONDS = 2.0
 # Many PUBLISH in one command: a command costs its client a hundred times what the server spends on it.
 _PUBLISH_ALL = "for place = 1, #ARGV, 2 do redis.call('PUBLISH', ARGV[place], ARGV[place + 1]) end"
-
-Send = Callable[[Sequence[tuple[bytes, bytes]]], Awaitable[None]]
 
 
 def channel(key: Key) -> bytes:
@@ -84,6 +82,14 @@ class _Notice:
         return b"E" + made
 
 
+class Message(NamedTuple):
+    """What is published, and where. `traceparent` is that of the commit which it tells of."""
+
+    channel: bytes
+    payload: bytes
+    traceparent: str
+
+
 class NoticeQueue:
     """Notices that wait, oldest session first; pure, but for its memory."""
 
@@ -113,9 +119,9 @@ class NoticeQueue:
             self._put(key, notice)
             previous_id = record.event_id
 
-    def take(self) -> list[tuple[bytes, bytes]]:
-        """The next batch as (channel, payload), in order for each session; empty when nothing waits."""
-        batch: list[tuple[bytes, bytes]] = []
+    def take(self) -> list[Message]:
+        """The next batch, in order for each session; empty when nothing waits."""
+        batch: list[Message] = []
         size = 0
         while self._waiting and len(batch) < _MAX_BATCH_NOTICES and size < _MAX_BATCH_BYTES:
             key, notices = next(iter(self._waiting.items()))
@@ -125,7 +131,7 @@ class NoticeQueue:
             self._count -= 1
             self._bytes -= notice.size + _OVERHEAD
             size += notice.size
-            batch.append((channel(key), notice.payload()))
+            batch.append(Message(channel(key), notice.payload(), notice.traceparent))
         return batch
 
     def clear(self) -> None:
@@ -208,7 +214,8 @@ class Publisher:
                 self._filled.clear()
                 continue
             try:
-                await script(args=[part for notice in batch for part in notice])
+                with spans.sending([message.traceparent for message in batch]):
+                    await script(args=[part for message in batch for part in message[:2]])
             except (RedisError, OSError) as error:
                 logger.warning("bus is away, notices are dropped", extra={"cause": type(error).__name__})
                 return

@@ -1,4 +1,4 @@
-"""Traces of a commit, which works for many callers at once.
+"""Traces of a commit and of what is told of it, which work for many callers at once.
 
 A commit for one trace is a span of that trace. One for several is a trace of its own, linked to them, and leaves a span
 in each, so that a turn's trace shows when its events became durable. Streams are linked only: what goes through them
@@ -12,11 +12,20 @@ from contextlib import contextmanager
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span
+from opentelemetry.semconv._incubating.attributes.messaging_attributes import (
+    MESSAGING_BATCH_MESSAGE_COUNT,
+    MESSAGING_DESTINATION_TEMPLATE,
+    MESSAGING_OPERATION_NAME,
+    MESSAGING_OPERATION_TYPE,
+    MESSAGING_SYSTEM,
+)
+from opentelemetry.trace import Link, Span, SpanKind
 
 from services.chassis import telemetry
 from services.history.work import Work
 
+# What the channels of all sessions begin with.
+_BUS = "hearth:live"
 # Bounds of what one commit tells: a group can hold a thousand callers.
 _MAX_SPANS = 16
 _MAX_LINKS = 32
@@ -53,6 +62,29 @@ def committing(works: Sequence[Work]) -> Iterator[CommitSpan]:
         finally:
             for part in others.values():
                 part.end()
+
+
+@contextmanager
+def sending(commits: Sequence[str]) -> Iterator[None]:
+    """The span around a batch of notices, which tell of `commits` (traceparents): below its commit where there is one,
+    linked to them where there are several."""
+    told = list(dict.fromkeys(found for found in commits if found))
+    alone = told[0] if len(told) == 1 else None
+    attributes: dict[str, str | int] = {
+        MESSAGING_SYSTEM: "redis",
+        MESSAGING_OPERATION_NAME: "publish",
+        MESSAGING_OPERATION_TYPE: "send",
+        MESSAGING_DESTINATION_TEMPLATE: _BUS,
+        MESSAGING_BATCH_MESSAGE_COUNT: len(commits),
+    }
+    with telemetry.span(
+        f"publish {_BUS}",
+        parent=alone or Context(),
+        links=[] if alone else told[:_MAX_LINKS],
+        kind=SpanKind.PRODUCER,
+        attributes=attributes,
+    ):
+        yield
 
 
 def _within(turn: str, commit: Span) -> Span:

@@ -23,10 +23,14 @@ _T = TypeVar("_T")
 _REMEMBERED = 8_192
 
 
+# What the channels of all sessions begin with.
+BUS = "hearth:live"
+
+
 @lru_cache(maxsize=_REMEMBERED)
 def channel(key: Key) -> bytes:
     """Where history tells of events and the relay of frames. Two sessions may share one by their names."""
-    return f"hearth:live:{key[0]}/{key[1]}".encode()
+    return f"{BUS}:{key[0]}/{key[1]}".encode()
 
 
 @lru_cache(maxsize=_REMEMBERED)

@@ -15,6 +15,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
+from opentelemetry.semconv._incubating.attributes.messaging_attributes import (
+    MESSAGING_DESTINATION_TEMPLATE,
+    MESSAGING_OPERATION_NAME,
+    MESSAGING_OPERATION_TYPE,
+    MESSAGING_SYSTEM,
+)
+from opentelemetry.trace import SpanContext, SpanKind
 from redis.exceptions import RedisError
 
 from hearth.history.v1 import history_pb2
@@ -23,7 +30,7 @@ from services.chassis import telemetry
 from services.chassis.clock import Clock
 from services.chassis.errors import HearthError, Unavailable
 from services.chassis.tasks import Tasks
-from services.relay.buffer import Buffer, Kept, Key, channel
+from services.relay.buffer import BUS, Buffer, Kept, Key, channel
 from services.relay.bus import Bus
 from services.relay.log import Log
 from services.relay.order import EventIn, FrameIn, Lost, Order, Role, weave
@@ -75,6 +82,7 @@ class Follower:
         "_open",
         "_opening",
         "_parts",
+        "_readers",
         "_touched",
         "_unsure",
         "_waiting",
@@ -88,10 +96,18 @@ class Follower:
     )
 
     def __init__(
-        self, key: Key, parts: Parts, *, came: Callable[[FrameIn | EventIn], None], broken: Callable[[], None]
+        self,
+        key: Key,
+        parts: Parts,
+        *,
+        came: Callable[[FrameIn | EventIn], None],
+        broken: Callable[[], None],
+        readers: Callable[[], Sequence[SpanContext]],
     ) -> None:
         self._key = key
         self._parts = parts
+        # The calls of some that read here.
+        self._readers = readers
         self._came = came
         self._broken = broken
         self._channel = channel(key)
@@ -314,14 +330,25 @@ class Follower:
         return before == self.place.tag
 
     def _traced(self, notice: RawNotice) -> AbstractContextManager[object]:
+        """The span of taking a notice. It belongs to the trace of the commit, and is linked to those of the readers."""
         if not notice.traceparent:
             return nullcontext()
         attributes: dict[str, str | int] = {
+            MESSAGING_SYSTEM: "redis",
+            MESSAGING_OPERATION_NAME: "process",
+            MESSAGING_OPERATION_TYPE: "process",
+            MESSAGING_DESTINATION_TEMPLATE: BUS,
             "hearth.project": self._key[0],
             "hearth.session": self._key[1],
             "hearth.sequence": notice.last_sequence,
         }
-        return telemetry.span("relay.notice", parent=notice.traceparent, attributes=attributes)
+        return telemetry.span(
+            f"process {BUS}",
+            parent=notice.traceparent,
+            links=self._readers(),
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+        )
 
     # --- events ---
 

@@ -6,7 +6,10 @@ one piece of work and the same bytes.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple, Protocol
+
+from opentelemetry.trace import SpanContext
 
 from hearth.history.v1 import history_pb2
 from services.relay.buffer import Key
@@ -22,6 +25,8 @@ from services.relay.wire import Place, join
 REPLY_BYTES = 1024 * 1024
 # What the tail may hold beyond one reader's bound, so that a reader over its bound is still in it.
 _TAIL_FACTOR = 4
+# How many of its readers the trace of an event names.
+_LINKED_CALLS = 16
 
 
 class Standing(NamedTuple):
@@ -61,6 +66,11 @@ class Member(Protocol):
         """The position in the tail from which on it needs the pieces."""
         ...
 
+    @property
+    def call(self) -> SpanContext:
+        """The span of the call that it is served by."""
+        ...
+
     def wake(self) -> None:
         """There may be something to do."""
         ...
@@ -94,7 +104,7 @@ class Hub:
         self._tail = Tail(max_bytes=_TAIL_FACTOR * self._max_bytes, max_pieces=_TAIL_FACTOR * self._max_items)
         self._flushed = 0
         self._memo: dict[tuple[Standing, bool], Taken] = {}
-        self._follower = Follower(key, parts, came=self._came, broken=self._broken)
+        self._follower = Follower(key, parts, came=self._came, broken=self._broken, readers=self._calls)
         self._latecomers = Latecomers(key, parts, self._follower)
 
     async def opened(self) -> bool:
@@ -188,6 +198,9 @@ class Hub:
         """Let go of what every reader has, and of what is too much."""
         needed = min((member.position for member in self._members), default=self._tail.end)
         self._tail.trim(needed, fresh=self._flushed)
+
+    def _calls(self) -> list[SpanContext]:
+        return [member.call for member in itertools.islice(self._members, _LINKED_CALLS)]
 
     def _came(self, piece: FrameIn | EventIn) -> None:
         self._tail.append(piece)

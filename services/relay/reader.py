@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from opentelemetry import trace
+
 from hearth.relay.v1 import relay_pb2
 from services.chassis.clock import Clock
 from services.chassis.errors import HearthError, Internal, Unavailable
@@ -63,6 +65,7 @@ class Reader:
         "_writing_since",
         "_writing_to",
         "_wrote_at",
+        "call",
     )
 
     def __init__(
@@ -78,6 +81,8 @@ class Reader:
     ) -> None:
         self._wish = wish
         self._send = write
+        # The span of the call that it is served by.
+        self.call = trace.get_current_span().get_span_context()
         self._hubs = hubs
         self._log = log
         self._surroundings = surroundings

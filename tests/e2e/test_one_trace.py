@@ -37,7 +37,7 @@ async def trace_of_turn(hearth: Hearth, session: str, text: str) -> list[dict[st
             # Processes write their spans when they like: a parent may come later than its children.
             ids = {span["span_id"] for span in own} | {None}
             whole = all(span["parent_id"] in ids for span in own)
-            if whole and {"turn", "turn.park", "history.commit", "relay.notice"} <= {span["name"] for span in own}:
+            if whole and {"turn", "turn.park", "history.commit", "process hearth:live"} <= {span["name"] for span in own}:
                 assert len(traces) == 1
                 return own
             await asyncio.sleep(0.2)
@@ -62,10 +62,10 @@ async def test_a_turn_is_one_trace_with_one_root_and_no_orphans(hearth: Hearth) 
             "hearth-relay",
         }
         names = {span["name"] for span in spans}
-        assert {"turn.acquire", "turn.settle", "turn.park", "history.commit", "relay.notice"} <= names
+        assert {"turn.acquire", "turn.settle", "turn.park", "history.commit", "process hearth:live"} <= names
         # Over the bus: what the relay did is a child of the commit that it was told of.
         for span in spans:
-            if span["name"] == "relay.notice":
+            if span["name"] == "process hearth:live":
                 assert by_id[span["parent_id"]]["service"] == "hearth-history"
         failed = [(span["name"], span["attributes"]) for span in spans if span["status"] == "ERROR"]
         assert failed == []

@@ -83,12 +83,17 @@ async def test_a_notice_goes_on_with_the_trace_of_its_commit(
                 await reader.until_sequence(sequence)
     spans = [json.loads(line) for line in trace_file.read_text().splitlines()]
     commits = {span["span_id"]: span for span in spans if span["name"] == "history.commit"}
-    notices = [span for span in spans if span["name"] == "relay.notice"]
+    notices = [span for span in spans if span["name"] == "process hearth:live"]
+    calls = [span for span in spans if span["name"].endswith("RelayService/Subscribe")]
+    assert len(calls) == 1
     assert [span["attributes"]["hearth.sequence"] for span in notices] == [1, 2]
     for span in notices:
         assert span["trace_id"] == commits[span["parent_id"]]["trace_id"]
         assert span["service"] == "hearth-relay"
         assert span["attributes"]["hearth.session"] == session.session
+        # A reader has a trace of its own, which this one is linked to.
+        assert [link["span_id"] for link in span["links"]] == [call["span_id"] for call in calls]
+        assert span["links"][0]["trace_id"] == calls[0]["trace_id"] != span["trace_id"]
 
 
 async def test_a_reader_s_span_ends_while_its_stream_goes_on(

@@ -19,6 +19,7 @@ import grpc
 from hearth.errors import CallError
 from hearth.history.v1 import history_pb2
 from hearth.types.v1 import event_pb2, session_pb2
+from services.chassis import telemetry
 from services.chassis.clock import Clock, derived_id
 from services.chassis.errors import Unavailable
 from services.pool.control import facts
@@ -41,9 +42,9 @@ class Teller(Protocol):
     """What the outbox needs of the producer."""
 
     def append(
-        self, session: session_pb2.SessionKey, event: event_pb2.Event | bytes
+        self, session: session_pb2.SessionKey, event: event_pb2.Event | bytes, *, traceparent: str = ""
     ) -> asyncio.Future[history_pb2.AppendResult]:
-        """Append behind everything given for the session before."""
+        """Append behind everything given for the session before, in the trace of the work that made it."""
         ...
 
     def end_frames(self, session: session_pb2.SessionKey, execution_id: str, epoch: int) -> None:
@@ -60,12 +61,13 @@ class _Line:
     """What is asked of the facts of one session: `wanted` counts the calls, `told` how many of them are answered.
 
     `facts` are those that came with the calls since the last look, None when one of them came without: what it means
-    must be read.
+    must be read. `traceparent` is that of the last caller that has one.
     """
 
     wanted: int = 0
     told: int = 0
     facts: list[OutboxRow] | None = dataclasses.field(default_factory=list)
+    traceparent: str = ""
     waiting: list[tuple[int, asyncio.Future[None]]] = dataclasses.field(default_factory=list)
     task: asyncio.Task[Any] | None = None
 
@@ -101,6 +103,7 @@ class Outbox:
     def _ask(self, key: Key, facts: Sequence[OutboxRow]) -> _Line:
         line = self._lines.setdefault(key, _Line())
         line.wanted += 1
+        line.traceparent = telemetry.inject() or line.traceparent
         line.facts = [*line.facts, *facts] if facts and line.facts is not None else None
         if line.task is None:
             line.task = self._spawn(f"outbox {key}", self._run(key, line))
@@ -114,7 +117,8 @@ class Outbox:
             while line.told < line.wanted:
                 wanted = line.wanted
                 facts, line.facts = line.facts, []
-                told = await self._tell(key, facts if facts and self._are_next(key, facts) else [])
+                traceparent, line.traceparent = line.traceparent, ""
+                told = await self._tell(key, facts if facts and self._are_next(key, facts) else [], traceparent)
                 line.told = wanted
                 _answer(line, None)
                 await self._forget(key, told)
@@ -141,7 +145,7 @@ class Outbox:
         if len(self._through) > _REMEMBERED:
             self._through.popitem(last=False)
 
-    async def _tell(self, key: Key, facts: Sequence[OutboxRow]) -> list[tuple[int, int]]:
+    async def _tell(self, key: Key, facts: Sequence[OutboxRow], traceparent: str) -> list[tuple[int, int]]:
         """Tell everything that waits, which is `facts` where some are given; (number, sequence) of what history has
         now."""
         told: list[tuple[int, int]] = []
@@ -150,7 +154,7 @@ class Outbox:
             facts = ()
             if not rows:
                 return told
-            answers = await self._append(key, rows)
+            answers = await self._append(key, rows, traceparent)
             again = len(rows) >= _ROWS or len(answers) < len(rows)
             for row, answer in zip(rows, answers, strict=False):
                 outcome = await self._take(key, row, answer)
@@ -165,12 +169,12 @@ class Outbox:
     async def _waiting(self, key: Key, told: Sequence[tuple[int, int]]) -> Sequence[OutboxRow]:
         return [row for row in await self._store.outbox(key, _ROWS + len(told)) if row.number not in dict(told)]
 
-    async def _append(self, key: Key, rows: Sequence[OutboxRow]) -> list[history_pb2.AppendResult]:
+    async def _append(self, key: Key, rows: Sequence[OutboxRow], traceparent: str) -> list[history_pb2.AppendResult]:
         """The answers for the first of these rows, in their order; for as many as could be sent, at least one."""
         session = key.message()
         futures: list[asyncio.Future[history_pb2.AppendResult]] = []
         for row in rows:
-            futures.append(self._producer.append(session, row.event))
+            futures.append(self._producer.append(session, row.event, traceparent=traceparent))
             if futures[-1].done():
                 # It was not taken; what comes behind it must not overtake it.
                 break

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, Protocol
 
 import aiohttp
+from opentelemetry.semconv._incubating.attributes.jsonrpc_attributes import JSONRPC_PROTOCOL_VERSION
+from opentelemetry.semconv._incubating.attributes.rpc_attributes import (
+    RPC_METHOD,
+    RPC_RESPONSE_STATUS_CODE,
+    RPC_SYSTEM_NAME,
+)
+from opentelemetry.trace import SpanKind
 
+from services.chassis import telemetry
 from services.chassis.clock import Clock
 from services.pool.harness.daemon import Daemon, Refused, Unreached
 from services.pool.harness.port import HarnessError
@@ -59,6 +68,31 @@ class Listener(Protocol):
     def gone(self, error: HarnessError) -> None:
         """Nothing more comes, and nothing can be sent."""
         ...
+
+
+_P = ParamSpec("_P")
+
+
+def _traced(
+    call: Callable[Concatenate[RpcConnection, str, _P], Awaitable[Message]],
+) -> Callable[Concatenate[RpcConnection, str, _P], Awaitable[Message]]:
+    """Put a span around a call, from its first POST until its answer is here, by whichever way that came."""
+
+    @functools.wraps(call)
+    async def traced(self: RpcConnection, method: str, /, *args: _P.args, **options: _P.kwargs) -> Message:
+        attributes = {RPC_SYSTEM_NAME: "jsonrpc", RPC_METHOD: method, JSONRPC_PROTOCOL_VERSION: "2.0"}
+        with telemetry.span(method, kind=SpanKind.CLIENT, attributes=attributes) as span:
+            answer = await call(self, method, *args, **options)
+            error = answer.get("error")
+            if error is not None:
+                # Its number only: the text is the agent's.
+                number = error.get("code") if isinstance(error, dict) else None
+                code = str(number) if isinstance(number, int) else "unknown"
+                span.set_attribute(RPC_RESPONSE_STATUS_CODE, code)
+                telemetry.mark_failed(span, code)
+        return answer
+
+    return traced
 
 
 class RpcConnection:
@@ -142,6 +176,7 @@ class RpcConnection:
         if self.dead is not None:
             raise self.dead
 
+    @_traced
     async def call(
         self,
         method: str,

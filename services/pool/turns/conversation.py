@@ -23,6 +23,7 @@ from services.pool.harness.port import (
 )
 from services.pool.rows import CommandKind
 from services.pool.store import PickedUp
+from services.pool.turns import agent_spans
 from services.pool.turns.asking import Asking
 from services.pool.turns.continuing import Decided
 from services.pool.turns.limits import LimitWatch
@@ -64,6 +65,8 @@ class Conversation:
         self._signals = signals
         self._look = look
         self._assembler = TurnAssembler(picked.execution.execution_id, room.ids.new)
+        self._agent = spec.agent or room.settings.default_agent
+        self._tools = agent_spans.ToolSpans()
         self._began = 0.0
         self._first_output_at: float | None = None
         self._asked = Asked.NOBODY
@@ -98,6 +101,15 @@ class Conversation:
 
         `note` is told before the message; `decided` is what people said of calls that were asked for before.
         """
+        with agent_spans.asked(self._agent, self._picked.execution.key.session) as span:
+            try:
+                answer = await self._ask(ready, note, decided or Decided())
+            finally:
+                self._tools.close()
+            agent_spans.answered(span, answer, self.usage)
+        return answer
+
+    async def _ask(self, ready: Ready, note: str, decided: Decided) -> Answer:
         harness = ready.live.harness
         self._began = self.prompted_at = self._room.clock.monotonic()
         crashpoint("prompt.sending")
@@ -124,7 +136,7 @@ class Conversation:
             assembler=self._assembler,
             limits=limits,
             signals=self._signals,
-            decided=decided or Decided(),
+            decided=decided,
             tool_call_limit=settings.tool_call,
             write=self._write,
             look=self._look,
@@ -279,6 +291,7 @@ class Conversation:
 
     def _write(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
+            self._tools.take(output)
             if isinstance(output, FrameOut):
                 self._writer.frame(output.entity_id, **output.body)
             else:

@@ -53,17 +53,24 @@ class Stages:
             if stage.how:
                 span.set_attribute("hearth.how", stage.how)
         self._unshown = [timing for timing in self._unshown if timing is not begin]
-        self.record(name, stage.started, how=stage.how)
+        self._count(name, self._since(stage.started), how=stage.how, show=True)
 
-    def record(self, name: str, started: float, *, how: str = "", show: bool = True) -> float:
-        """Count a stage that began at `started` and ends now; its duration in seconds. What is not shown is read in
-        the ending."""
-        seconds = max(0.0, self._clock.monotonic() - started)
+    def record(self, name: str, started: float, *, show: bool = True) -> float:
+        """Trace and count a stage that began at `started` and ends now; its duration in seconds. What is not shown is
+        read in the ending."""
+        seconds = self._since(started)
+        telemetry.past(f"turn.{name}", seconds)
+        self._count(name, seconds, how="", show=show)
+        return seconds
+
+    def _since(self, started: float) -> float:
+        return max(0.0, self._clock.monotonic() - started)
+
+    def _count(self, name: str, seconds: float, *, how: str, show: bool) -> None:
         timing = content_pb2.StageTiming(stage=name, how=how, duration_us=round(seconds * 1e6))
         self.timings.append(timing)
         if show:
             self._show_soon(timing)
-        return seconds
 
     def show(self) -> None:
         """Show now what waits to be shown: output follows, or nothing more."""

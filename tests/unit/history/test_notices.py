@@ -21,8 +21,8 @@ def record(size: int = 10) -> Record:
 
 def taken(queue: NoticeQueue) -> list[tuple[bytes, bus_pb2.Notice]]:
     batch = queue.take()
-    assert all(payload[:1] == b"E" for _, payload in batch)
-    return [(where, bus_pb2.Notice.FromString(payload[1:])) for where, payload in batch]
+    assert all(payload[:1] == b"E" for _, payload, _ in batch)
+    return [(where, bus_pb2.Notice.FromString(payload[1:])) for where, payload, _ in batch]
 
 
 def test_the_channel_names_the_session() -> None:
