@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 from dotenv import dotenv_values
 
+from hearth.embedded import daemons
 from tests.deployment.placed import Placed, postgres_of, services_of, valkey_of
 from tests.support.cli import Hearth
 
@@ -53,6 +54,10 @@ def deployed(deployment: Path, postgres_dsn: str) -> Deployed:
             )
             try:
                 yield placed
+            except BaseException as error:
+                for container in placed.containers:
+                    error.add_note(f"--- {container.name}\n{daemons.tail(container.log)}")
+                raise
             finally:
                 await placed.stop()
 
