@@ -21,6 +21,7 @@ from hearth.cli import (
     sandboxes,
     sessions,
     stack,
+    trace,
 )
 
 app = typer.Typer(
@@ -36,6 +37,7 @@ credentials.register(app)
 sandboxes.register(app)
 pool.register(app)
 doctor.register(app)
+trace.register(app)
 health.register(app)
 init.register(app)
 bench.register(app)
