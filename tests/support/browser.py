@@ -11,11 +11,17 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from playwright.async_api import Error, Page, async_playwright
 
 from tests.support import processes
 
+_ROOT = Path(__file__).resolve().parents[2]
+# Pictures of each run, and those that the pages in docs/ show.
+TAKEN, SHOWN = _ROOT / "build" / "images", _ROOT / "docs" / "images"
+# Set by `make images`: the pictures in docs/ are those of this run from then on.
+RENEW = "RENEW_IMAGES"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 # No sandbox, as tests often run as root; the rest keeps the browser from talking to anybody but the page's own server.
 FLAGS = (
@@ -73,3 +79,15 @@ async def page_in_browser(
             finally:
                 await context.close()
     assert thrown == [], f"the page threw: {thrown}"
+
+
+async def picture(page: Page, name: str) -> bytes:
+    """What the page looks like now, as PNG: `name` in build/images, and in docs/images where it is missing there or is
+    to be renewed. Every run would differ in times, and a run of the tests changes no file that is kept."""
+    taken = await page.screenshot(animations="disabled")
+    for folder in (TAKEN, SHOWN):
+        path = folder / name
+        if folder == TAKEN or not path.exists() or os.environ.get(RENEW):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(taken)
+    return taken
