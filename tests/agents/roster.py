@@ -1,0 +1,36 @@
+"""The agents of the suite, and what is known of each that a test has to go by."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.agents import opencode, pi
+
+Entry = Callable[[str, Path], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """`entry(base_url, folder)` is its entry of HEARTH_AGENTS. `goes_on_after_a_denial`: the model hears of it in the
+    same turn. `images` is the model of the stand-in that takes them; empty where every one does."""
+
+    name: str
+    entry: Entry
+    goes_on_after_a_denial: bool
+    asks_for_mcp: bool
+    images: str = ""
+
+
+_ALL = (
+    Agent("pi", pi.entry, goes_on_after_a_denial=True, asks_for_mcp=True, images=pi.MODEL_WITH_IMAGES),
+    Agent(
+        "opencode", opencode.entry, goes_on_after_a_denial=False, asks_for_mcp=True, images=opencode.MODEL_WITH_IMAGES
+    ),
+)
+# `AGENTS=pi,opencode` runs some of them.
+_WANTED = [name for name in os.environ.get("AGENTS", "").split(",") if name]
+ROSTER = {agent.name: agent for agent in _ALL if not _WANTED or agent.name in _WANTED}
