@@ -171,12 +171,13 @@ class Turn:
             finally:
                 await self._end_resuming()
             span.set_attribute("hearth.how", self._how)
-            await self._finish(answer)
+            await self._finish(answer, span)
         except Preempted:
             await self._step_back()
         except Fenced as fenced:
             await self._drop(fenced)
         except TurnFailed as failed:
+            span.set_attribute("hearth.outcome", "failed")
             telemetry.mark_failed(span, failed.code)
             await self._fail(failed)
 
@@ -352,7 +353,7 @@ class Turn:
 
     # The ending
 
-    async def _finish(self, answer: Answer) -> None:
+    async def _finish(self, answer: Answer, span: trace.Span) -> None:
         crashpoint("turn.answered")
         found = verdict(answer)
         entry = self._preparation.entry
@@ -373,6 +374,9 @@ class Turn:
             await self._leave_to_the_pool(entry)
             return
         self.ended = True
+        span.set_attribute("hearth.outcome", winner.outcome.value.lower())
+        if found.kind is Kind.FAILED:
+            telemetry.mark_failed(span, found.reason)
         self._paused = found.kind is Kind.PAUSED and winner.event_id == event.event_id
         crashpoint("pause.ending_taken" if self._paused else "turn.ending_taken")
         settled = await self._settle(winner)
