@@ -1,4 +1,4 @@
-"""What a model is asked, whatever API it comes by: who said what, which tools there are, what the last ones answered."""
+"""What a model is asked, whatever API it comes by: who said what, which tools there are, what the last answered."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ class Messages(Wire):
     def piece(self, body: Json, piece: Say | Call) -> Iterator[bytes]:
         if isinstance(piece, Call):
             yield from self._close()
-            block = {"type": "tool_use", "id": new_id("toolu_"), "name": piece.tool.name, "input": dict(piece.arguments)}
-            yield from self._begin_block({**block, "input": {}}, block)
+            call: Json = {"type": "tool_use", "id": new_id("toolu_"), "name": piece.tool.name}
+            yield from self._begin_block({**call, "input": {}}, {**call, "input": dict(piece.arguments)})
             yield self._delta({"type": "input_json_delta", "partial_json": json.dumps(piece.arguments)})
             yield from self._close()
             return

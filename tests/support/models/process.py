@@ -56,14 +56,7 @@ async def models(folder: Path) -> AsyncIterator[Models]:
     folder.mkdir(parents=True, exist_ok=True)
     port_file = folder / "port"
     port_file.unlink(missing_ok=True)
-    with (folder / "models.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.models", "--port-file", str(port_file)],
-            stdout=log,
-            stderr=log,
-            cwd=ROOT,
-            env={**os.environ, processes.MARKER: processes.marker()},
-        )
+    process = _start(folder, port_file)
 
     def told() -> bool:
         assert process.poll() is None, (folder / "models.log").read_text()
@@ -75,3 +68,14 @@ async def models(folder: Path) -> AsyncIterator[Models]:
     finally:
         process.terminate()
         await asyncio.to_thread(process.wait, 10)
+
+
+def _start(folder: Path, port_file: Path) -> subprocess.Popen[bytes]:
+    with (folder / "models.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.support.models", "--port-file", str(port_file)],
+            stdout=log,
+            stderr=log,
+            cwd=ROOT,
+            env={**os.environ, processes.MARKER: processes.marker()},
+        )
