@@ -65,8 +65,8 @@ _TEXT_PREFIXES = (
 )
 _ADDRESSES = frozenset({"url.full", "http.url"})
 _MAX_LENGTH = 256
-# A code or the name of a type, as opposed to a sentence.
-_WORD = re.compile(r"[A-Za-z_][\w.]{0,79}")
+# A code, a number or the name of a type, as opposed to a sentence.
+_WORD = re.compile(r"-?\w[\w.]{0,79}")
 
 
 class Wordless(SpanExporter):

@@ -206,6 +206,11 @@ class Publisher:
     async def _publish(self, client: Redis) -> None:
         """Publish until the bus does not answer."""
         script = client.register_script(_PUBLISH_ALL)
+        try:
+            await client.script_load(_PUBLISH_ALL)
+        except (RedisError, OSError) as error:
+            logger.warning("bus is away, notices are dropped", extra={"cause": type(error).__name__})
+            return
         logger.info("publishing notices", extra={"dropped": self._queue.dropped})
         while True:
             await self._filled.wait()

@@ -79,6 +79,7 @@ def test_addresses_lose_their_secrets_and_long_values_their_ends() -> None:
     [
         ("DaytonaError: no such sandbox", "DaytonaError"),
         ("HISTORY_UNAVAILABLE", "HISTORY_UNAVAILABLE"),
+        ("-32603", "-32603"),
         ("the user wrote this", None),
         ("", None),
         (None, None),
