@@ -41,6 +41,11 @@ class Container:
         """As Compose calls it."""
         return f"{self.service.name}-{self.number}"
 
+    @property
+    def address(self) -> str:
+        """Where it is on this machine."""
+        return f"127.0.0.1:{self.environment['HEARTH_LISTEN'].rpartition(':')[2]}"
+
     def stop(self) -> int:
         """As `docker stop` does, within the time that the file gives it; the exit code."""
         if self.process.poll() is None:
@@ -64,10 +69,14 @@ class Placed:
     account: int | None = None
     ports: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     stores: dict[str, str] = field(default_factory=dict)
+    # What stands before a service, by its name: where all the others are led to then.
+    fronts: dict[str, str] = field(default_factory=dict)
     containers: list[Container] = field(default_factory=list)
 
     def address(self, name: str) -> str:
         """Of all replicas of a service, for its callers."""
+        if name in self.fronts:
+            return self.fronts[name]
         found = self.ports[name, self.services[name].port]
         return ",".join(f"127.0.0.1:{port}" for port in found)
 
@@ -77,19 +86,24 @@ class Placed:
 
     async def start(self, name: str) -> list[Container]:
         """All replicas of a service; returns when the health check of the image says that they serve."""
-        started = [self._launch(self.services[name], number) for number in range(1, self.services[name].replicas + 1)]
-        await asyncio.gather(*(self.healthy(container) for container in started))
-        return started
+        return await asyncio.gather(*(self.add(name, at + 1) for at in range(self.services[name].replicas)))
+
+    async def add(self, name: str, number: int) -> Container:
+        """One replica, from the image as it is now."""
+        container = self._launch(self.services[name], number)
+        await self.healthy(container)
+        return container
 
     async def healthy(
         self, container: Container, check: Sequence[str] = ("hearth", "health"), timeout: float = 60
     ) -> None:
-        """Return when the health check passes, as often tried as Docker would."""
+        """Return when the health check passes, as often tried as Docker would. It is that of this release."""
+        environment = {name: value for name, value in container.environment.items() if name != "PYTHONPATH"}
         ends = time.monotonic() + timeout
         while True:
             asked = await asyncio.create_subprocess_exec(
                 *check,
-                env=container.environment,
+                env=environment,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 cwd=self.directory,
@@ -105,7 +119,7 @@ class Placed:
     async def stop(self) -> None:
         """Callers before the called. Every one that still runs has to end well."""
         codes = {}
-        for container in reversed(self.containers):
+        for container in sorted(self.containers, key=lambda it: compose.SERVICES.index(it.service.name), reverse=True):
             if container.process.poll() is None:
                 codes[container.name] = await asyncio.to_thread(container.stop)
         assert not any(codes.values()), codes
@@ -146,6 +160,8 @@ class Placed:
             return f"{host}:{self._port(service.name, int(port), number)}"
         if found := re.fullmatch(r"dns:///(\w+):(\d+)", value):
             other = found[1], int(found[2])
+            if other[0] in self.fronts:
+                return self.fronts[other[0]]
             replicas = range(1, self.services[other[0]].replicas + 1)
             return ",".join(f"127.0.0.1:{self._port(*other, replica)}" for replica in replicas)
         return value
