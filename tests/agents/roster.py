@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.agents import opencode, pi
+from tests.agents import claude, codex, opencode, pi
 
 Entry = Callable[[str, Path], dict[str, Any]]
 
@@ -26,6 +26,8 @@ class Agent:
 
 
 _ALL = (
+    Agent("codex", codex.entry, goes_on_after_a_denial=False, asks_for_mcp=True),
+    Agent("claude", claude.entry, goes_on_after_a_denial=True, asks_for_mcp=True),
     Agent("pi", pi.entry, goes_on_after_a_denial=True, asks_for_mcp=True, images=pi.MODEL_WITH_IMAGES),
     Agent(
         "opencode", opencode.entry, goes_on_after_a_denial=False, asks_for_mcp=True, images=opencode.MODEL_WITH_IMAGES

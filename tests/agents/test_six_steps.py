@@ -62,9 +62,11 @@ async def test_1_a_prompt_is_answered(meet: Meet) -> None:
     assert (turn.tools, turn.asked) == ([], [])
 
 
-async def test_2_a_tool_runs_once_it_is_allowed(meet: Meet) -> None:
+async def test_2_a_tool_runs_once_it_is_allowed(meet: Meet, tmp_path: Path) -> None:
     person = meet()
-    turn = await person.say("run: echo marker-$((40+2))")
+    # Some agents ask only for commands that change something.
+    turn = await person.say(f"run: touch {tmp_path}/made; echo marker-$((40+2))")
+    assert (tmp_path / "made").exists()
     assert turn.kind == "completed"
     (question,) = turn.asked
     assert "marker-$((40+2))" in question.request.input_json
@@ -101,9 +103,9 @@ async def test_3_stop_in_the_middle_of_an_answer(meet: Meet, house: House) -> No
     assert (again.kind, again.how) == ("completed", "warm")
 
 
-async def test_3_stop_during_a_command_leaves_no_child(meet: Meet) -> None:
+async def test_3_stop_during_a_command_leaves_no_child(meet: Meet, tmp_path: Path) -> None:
     person, seconds = meet(), f"4711.{uuid.uuid4().int % 10**9}"
-    execution_id = await person.send(f"run: sleep {seconds}; echo late")
+    execution_id = await person.send(f"run: touch {tmp_path}/begun; sleep {seconds}; touch {tmp_path}/late")
     await person.allow(execution_id)
 
     async def runs() -> list[int]:
