@@ -56,6 +56,11 @@ class Health:
         """Depend on `dependency`: `check` returns when it answers and raises when it does not."""
         self._checks[dependency] = check
 
+    @property
+    def answering(self) -> dict[str, bool]:
+        """Which dependencies answered when they were asked last."""
+        return {name: name not in self._down for name in self._checks}
+
     async def begin(self, services: Iterable[str]) -> None:
         """Publish the first verdict for `services`, before the port is served."""
         self._services += services

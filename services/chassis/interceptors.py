@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import inspect
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias, cast
 
@@ -25,6 +26,7 @@ from opentelemetry.trace import SpanKind
 
 from services.chassis import deadlines
 from services.chassis.errors import HearthError, Unavailable, as_hearth_error, internal, invalid
+from services.chassis.metrics import CALLS, Sizes
 from services.chassis.scopes import is_open
 from services.chassis.spans import CallSpan
 
@@ -100,7 +102,8 @@ class Wrapped:
 
 
 class TelemetryInterceptor(grpc.aio.ServerInterceptor):
-    """One SERVER span for each call, continuing the caller's trace. Health checks and reflection have none.
+    """One SERVER span for each call, continuing the caller's trace, and the time that it took, unless it is a stream.
+    Health checks and reflection have neither.
 
     OpenTelemetry's own interceptor is not used: it cannot serve a handler that writes its responses, holds a stream's
     span open until the stream ends, and puts the texts of exceptions on its spans.
@@ -108,6 +111,7 @@ class TelemetryInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self) -> None:
         self._wrapped = Wrapped()
+        self._calls = Sizes(CALLS)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -120,12 +124,14 @@ class TelemetryInterceptor(grpc.aio.ServerInterceptor):
     def _traced(self, method: str, handler: Handler) -> Handler:
         run = as_run(handler)
         stream = handler.response_streaming
+        name = method.lstrip("/")
 
         async def traced(request: Any, context: Context) -> Any:
             call = CallSpan(method, SpanKind.SERVER, stream=stream, parent=_parent(context))
             # What lies on this stack is kept for hours, for each of thousands of readers: `use_span` keeps more of it.
             token = telemetry_context.attach(trace.set_span_in_context(call.span))
             cancelled = False
+            began = time.perf_counter()
             try:
                 return await run(request, context)
             except asyncio.CancelledError:
@@ -133,7 +139,10 @@ class TelemetryInterceptor(grpc.aio.ServerInterceptor):
                 raise
             finally:
                 telemetry_context.detach(token)
-                call.finish(grpc.StatusCode.CANCELLED if cancelled else _code_of(context))
+                code = grpc.StatusCode.CANCELLED if cancelled else _code_of(context)
+                call.finish(code)
+                if not stream:
+                    self._calls.record(time.perf_counter() - began, name, code.name)
 
         return as_handler(handler, traced)
 

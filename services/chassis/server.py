@@ -34,6 +34,8 @@ from services.chassis.auth import AuthInterceptor, TokenFile
 from services.chassis.clock import Clock, Ids, SystemClock, SystemIds
 from services.chassis.health import Health
 from services.chassis.interceptors import ErrorInterceptor, Streams, TelemetryInterceptor, shutting_down
+from services.chassis.metrics import DEPENDENCY, Readings
+from services.chassis.metrics_page import metrics_page
 from services.chassis.scopes import SCOPES, Scope
 from services.chassis.settings import EXIT_USAGE, Address, ChassisSettings, StartupError, load
 from services.chassis.tasks import Tasks
@@ -47,6 +49,8 @@ _CLOSING_SECONDS = 3.0
 _STREAM_END_SECONDS = 2.0
 # With gRPC's own limit, thousands of readers that reconnect at once are refused as CANCELLED, which nobody retries.
 _MAX_PENDING_REQUESTS = 20_000
+# How often metrics that have to be looked up are, for a collector that they are sent to.
+_READINGS_EVERY_SECONDS = 15.0
 
 _S = TypeVar("_S", bound=ChassisSettings)
 
@@ -63,6 +67,8 @@ class App(Generic[_S]):
         self.ids: Ids = SystemIds()
         self.health = Health()
         self.tasks = Tasks(self._task_died)
+        # Metrics that are looked up before somebody is told.
+        self.readings = Readings()
         # Set when the process is told to end; long waits race it.
         self.draining = asyncio.Event()
         self._registered = _Registered(server)
@@ -192,7 +198,7 @@ async def started(
     server = grpc.aio.server(interceptors=interceptors, options=list(_options(settings)))
     app = App(settings, name, server, _bind(server, settings), streams)
     try:
-        async with build(app):
+        async with _measured(app), build(app):
             await _open(app, server)
             logger.info("serving", extra={"address": app.address, "services": app._registered.services})
             try:
@@ -202,6 +208,22 @@ async def started(
     finally:
         await app.tasks.stop()
         await server.stop(None)
+
+
+@asynccontextmanager
+async def _measured(app: App[Any]) -> AsyncIterator[None]:
+    """The metrics of the process, for whoever they are for, from before its start to after its last call."""
+    settings = app.settings
+    app.readings.watch_number(DEPENDENCY, lambda: app.health.answering)
+    if settings.otlp_endpoint:
+        app.tasks.repeat("readings", app.readings.refresh, every=_READINGS_EVERY_SECONDS)
+    if not settings.metrics_listen:
+        yield
+        return
+    async with metrics_page(settings.metrics_listen, app.readings) as address:
+        if settings.metrics_address_file is not None:
+            await asyncio.to_thread(_write_whole, settings.metrics_address_file, address)
+        yield
 
 
 async def _open(app: App[Any], server: grpc.aio.Server) -> None:

@@ -111,11 +111,19 @@ class ChassisSettings(BaseSettings):
     otlp_endpoint: str = Field(
         default="", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT", description="OTLP/gRPC collector"
     )
+    metrics_listen: str | None = Field(
+        default=None,
+        description="host:port where Prometheus reads the metrics, by plain HTTP and without a token; none = nowhere",
+    )
+    metrics_address_file: Path | None = Field(
+        default=None, description="the address bound for the metrics is written here"
+    )
 
-    @field_validator("listen")
+    @field_validator("listen", "metrics_listen")
     @classmethod
-    def _is_address(cls, value: str) -> str:
-        Address.parse(value)
+    def _is_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            Address.parse(value)
         return value
 
     @field_validator("pool_address", "history_address", "relay_address", "sandbox_address")
@@ -147,6 +155,11 @@ class ChassisSettings(BaseSettings):
             raise ValueError(
                 f"{PREFIX}LISTEN={self.listen} is reachable from other machines and {PREFIX}AUTH_FILE is not set;"
                 " set it, or listen on 127.0.0.1"
+            )
+        if self.auth_file is None and self.metrics_listen and not Address.parse(self.metrics_listen).loopback:
+            raise ValueError(
+                f"{PREFIX}METRICS_LISTEN={self.metrics_listen} is reachable from other machines and {PREFIX}AUTH_FILE"
+                " is not set; set it, or listen on 127.0.0.1"
             )
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
             raise ValueError(f"{PREFIX}TLS_CERTIFICATE_FILE and {PREFIX}TLS_KEY_FILE go together, one is missing")

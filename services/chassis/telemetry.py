@@ -24,7 +24,8 @@ from contextlib import contextmanager
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -34,9 +35,11 @@ from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import Attributes, AttributeValue
+from prometheus_client import ProcessCollector
 
 from hearth.version import version
 from services.chassis.logs import setup_logging
+from services.chassis.metrics import registry
 from services.chassis.settings import ChassisSettings
 from services.chassis.span_file import SpanFile
 from services.chassis.span_words import Wordless
@@ -96,7 +99,16 @@ def setup(settings: ChassisSettings, service: str) -> Telemetry:
 
         traces.add_span_processor(BatchSpanProcessor(Wordless(OTLPSpanExporter())))
         readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
-    meters = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
+    if settings.metrics_listen:
+        ProcessCollector(registry=registry)
+        readers.append(PrometheusMetricReader(registry=registry, scope_info_enabled=False))
+    meters = MeterProvider(
+        metric_readers=readers,
+        resource=resource,
+        shutdown_on_exit=False,
+        # Examples of values, with their traces, would double what taking a value costs.
+        exemplar_filter=AlwaysOffExemplarFilter(),
+    )
     trace.set_tracer_provider(traces)
     metrics.set_meter_provider(meters)
     _instrument_clients()
