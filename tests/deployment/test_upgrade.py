@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from hearth.version import version
 from services.chassis.migrations import current_revision, known_revisions
+from tests.deployment import released
 from tests.deployment.compose import ROOT
 from tests.deployment.conftest import Deployed, operator
 from tests.deployment.front import Front, fronts
 from tests.deployment.placed import Container, Placed
 from tests.deployment.talkers import Talkers, agents, talking
 
-RELEASES = Path(__file__).parent / "releases"
 # The called before their callers, as docs/operating.md says.
 ORDER = ("history", "sandbox", "relay", "pool")
 SCHEMAS = ("history", "sandbox", "pool")
@@ -31,14 +30,6 @@ DO $$ DECLARE one text; BEGIN
   END LOOP;
 END $$;
 """
-
-
-def released(directory: Path) -> Path:
-    """The release before, unpacked to run from."""
-    (wheel,) = RELEASES.glob("*.whl")
-    with zipfile.ZipFile(wheel) as file:
-        file.extractall(directory)
-    return directory
 
 
 def grown(directory: Path) -> Path:
@@ -85,7 +76,7 @@ async def replace(placed: Placed, front: Front, name: str, number: int, talkers:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 async def test_the_release_before_is_replaced_under_load(scratch: Path, deployed: Deployed) -> None:
-    old = released(scratch / "released")
+    old = released.unpacked(scratch / "released")
     async with fronts(ORDER) as front, deployed(HEARTH_AGENTS=agents(scratch)) as placed:
         placed.fronts = {name: one.address for name, one in front.items()}
         placed.image = {"PYTHONPATH": str(old)}
@@ -94,7 +85,7 @@ async def test_the_release_before_is_replaced_under_load(scratch: Path, deployed
             front[name].lead_to(container.address)
         async with talking(placed) as talkers:
             await talkers.more(2)
-            assert await versions(placed) == {"0.1.0"}
+            assert await versions(placed) == {released.version()}
             placed.image = {}
             for name in ORDER:
                 await replace(placed, front[name], name, 2, talkers)

@@ -1,4 +1,5 @@
 -- Replicas of two versions run side by side: the older one must be able to read and settle what the newer one writes.
+-- squawk-ignore ban-drop-constraint
 ALTER TABLE pool.command DROP CONSTRAINT command_kind_check;
 
 -- By which settled rows are found when their time is over. Rows are added in the order of these times, so the smallest
