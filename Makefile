@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?= -n 4 --dist loadfile
 PROTOS := $(shell find protos -name '*.proto')
 
-.PHONY: setup browser demo test exhaustive coverage-map mutations lint conformance soak soak-control exactly-once faults clean
+.PHONY: setup browser images demo test exhaustive coverage-map mutations lint conformance soak soak-control exactly-once faults clean
 
 setup: $(VENV)/.stubs
 
@@ -28,6 +28,11 @@ browser:
 	    echo "installing chromium for the tests of pages"; \
 	    apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; \
 	  else echo "the tests of pages need a browser: install the package chromium" >&2; exit 1; fi; }
+
+# Takes the pictures in docs/images anew; the tests that take them look at the same pages.
+images: setup browser
+	@RENEW_IMAGES=1 $(BIN)/python -m pytest -q $(PICTURES)
+PICTURES ?= tests/e2e/test_trace_page.py
 
 demo: setup
 	@$(BIN)/hearth demo
