@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from services.chassis.migrations import migrate
 from services.chassis.postgres import create_pool
 from services.chassis.server import App, run
+from services.history import metrics
 from services.history.committer import Committer
-from services.history.measures import Measures
 from services.history.notices import Publisher
 from services.history.reader import Reader
 from services.history.retention import Retention
@@ -29,10 +29,8 @@ async def build(app: App[HistorySettings]) -> AsyncIterator[None]:
         app.health.add("postgres", readers.ping)
         publisher = Publisher(settings)
         app.tasks.start("notices", publisher.run())
-        measures = Measures()
-        committer = Committer(writers, publisher, app.ids, settings.limits, measures)
-        measures.watch("hearth.history.queue", "{event}", lambda: committer.waiting)
-        measures.watch("hearth.history.notices.dropped", "{notice}", lambda: publisher.dropped)
+        committer = Committer(writers, publisher, app.ids, settings.limits, metrics.Metrics())
+        metrics.watch(app.readings, queue=lambda: committer.waiting, publisher=publisher)
         for number, lane in enumerate(committer.lanes):
             app.tasks.start(f"lane-{number}", lane.run())
         store = Store(readers)

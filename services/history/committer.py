@@ -19,7 +19,7 @@ from services.chassis.errors import HearthError, ResourceExhausted
 from services.chassis.interceptors import shutting_down
 from services.chassis.postgres import Pool
 from services.history.lane import Lane, Limits, Notices, Remembered
-from services.history.measures import Measures
+from services.history.metrics import Metrics
 from services.history.validate import CheckedSet
 from services.history.work import Order, Submission, Work
 
@@ -56,12 +56,12 @@ def best_lane(lanes: Sequence[Load], group_events: int) -> int:
 class Committer:
     """Takes checked requests and commits them in groups."""
 
-    def __init__(self, pool: Pool, notices: Notices, ids: Ids, limits: Limits, measures: Measures) -> None:
+    def __init__(self, pool: Pool, notices: Notices, ids: Ids, limits: Limits, metrics: Metrics) -> None:
         self._limits = limits
         self._closing = False
         remembered = Remembered()
         self._lanes = [
-            Lane(pool, notices, ids, limits, measures=measures, remembered=remembered) for _ in range(limits.lanes)
+            Lane(pool, notices, ids, limits, metrics=metrics, remembered=remembered) for _ in range(limits.lanes)
         ]
 
     @property

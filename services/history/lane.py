@@ -34,7 +34,7 @@ from services.history.ledger import (
     Stored,
     unread,
 )
-from services.history.measures import Measures
+from services.history.metrics import Metrics
 from services.history.spans import CommitSpan, committing
 from services.history.validate import Key
 from services.history.work import Part, Work, halves
@@ -96,12 +96,12 @@ class Lane:
     """One queue, one commit at a time, one connection."""
 
     def __init__(
-        self, pool: Pool, notices: Notices, ids: Ids, limits: Limits, *, measures: Measures, remembered: Remembered
+        self, pool: Pool, notices: Notices, ids: Ids, limits: Limits, *, metrics: Metrics, remembered: Remembered
     ) -> None:
         self._pool = pool
         self._notices = notices
         self._ids = ids
-        self._measures = measures
+        self._metrics = metrics
         self._limits = limits
         self._queue: deque[Work] = deque()
         self._filled = asyncio.Event()
@@ -181,7 +181,7 @@ class Lane:
 
     def _give_up(self, group: Sequence[Work], error: Exception) -> None:
         failure = store.failure_of(error)
-        self._measures.failed(failure.reason)
+        self._metrics.failed(failure.reason)
         self._fail(group, failure)
 
     def _fail(self, works: Sequence[Work], error: HearthError) -> None:
@@ -209,7 +209,7 @@ class Lane:
                 await self._settle([Part(work, 0, len(work.records)) for work in group], connection)
         finally:
             self.committing = False
-        self._measures.committed(time.perf_counter() - began, (work.decisions for work in group))
+        self._metrics.committed(time.perf_counter() - began, (work.decisions for work in group))
 
     async def _settle(self, parts: Sequence[Part], connection: Connection) -> None:
         """Commit and answer every part. Data that Postgres refuses is found by halving and answered INVALID."""

@@ -176,6 +176,11 @@ class Publisher:
         self._filled.set()
 
     @property
+    def waiting(self) -> int:
+        """Notices that are to be sent."""
+        return len(self._queue)
+
+    @property
     def dropped(self) -> int:
         """Notices that were never sent."""
         return self._queue.dropped

@@ -18,7 +18,7 @@ from services.relay.bus import Bus
 from services.relay.hubs import Hubs
 from services.relay.ingress import Ingress
 from services.relay.log import Log
-from services.relay.measures import Measures
+from services.relay.metrics import Metrics, watch
 from services.relay.service import RelayService
 from services.relay.settings import RelaySettings
 from services.relay.surroundings import Surroundings
@@ -33,11 +33,13 @@ async def build(app: App[RelaySettings]) -> AsyncIterator[None]:
     surroundings = Surroundings()
     bus = Bus(settings.valkey_url)
     log = Log(history, timeout=settings.relay_history_timeout)
+    metrics = Metrics()
     hubs = Hubs(
         log=log,
         bus=bus,
         buffer=Buffer(client),
         surroundings=surroundings,
+        metrics=metrics,
         tasks=app.tasks,
         clock=app.clock,
         settings=settings,
@@ -49,15 +51,13 @@ async def build(app: App[RelaySettings]) -> AsyncIterator[None]:
             await bus.start()
         except (OSError, PubSubError) as error:
             raise StartupError(f"Valkey at HEARTH_VALKEY_URL: {error}") from error
-        measures = Measures()
-        measures.watch("hearth.relay.readers", "{reader}", lambda: hubs.readers)
-        measures.watch("hearth.relay.sessions", "{session}", lambda: hubs.sessions)
+        watch(app.readings, readers=lambda: hubs.readers, sessions=lambda: hubs.sessions, surroundings=surroundings)
         service = RelayService(
             hubs=hubs,
             ingress=ingress,
             log=log,
             surroundings=surroundings,
-            measures=measures,
+            metrics=metrics,
             clock=app.clock,
             settings=settings,
         )

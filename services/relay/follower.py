@@ -33,6 +33,7 @@ from services.chassis.tasks import Tasks
 from services.relay.buffer import BUS, Buffer, Kept, Key, channel
 from services.relay.bus import Bus
 from services.relay.log import Log
+from services.relay.metrics import Metrics
 from services.relay.order import EventIn, FrameIn, Lost, Order, Role, weave
 from services.relay.settings import RelaySettings
 from services.relay.shared import Gathered, Shared
@@ -62,6 +63,7 @@ class Parts:
     tasks: Tasks
     clock: Clock
     settings: RelaySettings
+    metrics: Metrics
     suspect: Callable[[], None]
 
 

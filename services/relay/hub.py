@@ -16,6 +16,7 @@ from services.relay.buffer import Key
 from services.relay.follower import Follower, Parts
 from services.relay.latecomers import Latecomers
 from services.relay.merge import merge
+from services.relay.metrics import DROPPED, MERGED, gaps_of
 from services.relay.order import EventIn, FrameIn, Lost, Order, Out, Piece, events_of, weave
 from services.relay.tail import Tail
 from services.relay.view import Snapshot
@@ -38,11 +39,24 @@ class Standing(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a reader gets: the bytes of one response (maybe none), where it stands then, and the last event's place."""
+    """What a reader gets: the bytes of one response (maybe none), where it stands then, and the last event's place.
+
+    `over`: what was done because too much waited for it; `gaps`: how many it is told, and of how many frames.
+    """
 
     reply: bytes
     standing: Standing
     place: Place | None
+    over: str = ""
+    gaps: tuple[int, int] | None = None
+
+
+class _Probe(NamedTuple):
+    """A reader that is watched to know how late it is: since when there is something for it, up to which position."""
+
+    member: Member
+    since: float
+    position: int
 
 
 class Pin(NamedTuple):
@@ -80,6 +94,7 @@ class Hub:
     """The live side of one session. `close` it when the last reader left."""
 
     __slots__ = (
+        "_came_at",
         "_flushed",
         "_follower",
         "_latecomers",
@@ -88,6 +103,7 @@ class Hub:
         "_members",
         "_memo",
         "_parts",
+        "_probe",
         "_tail",
         "check_at",
         "key",
@@ -103,6 +119,9 @@ class Hub:
         self._max_items, self._max_bytes = settings.relay_reader_items, settings.relay_reader_bytes
         self._tail = Tail(max_bytes=_TAIL_FACTOR * self._max_bytes, max_pieces=_TAIL_FACTOR * self._max_items)
         self._flushed = 0
+        # When the oldest came of what is not flushed yet.
+        self._came_at: float | None = None
+        self._probe: _Probe | None = None
         self._memo: dict[tuple[Standing, bool], Taken] = {}
         self._follower = Follower(key, parts, came=self._came, broken=self._broken, readers=self._calls)
         self._latecomers = Latecomers(key, parts, self._follower)
@@ -127,6 +146,17 @@ class Hub:
     def leave(self, member: Member) -> None:
         """`member` reads here no more."""
         self._members.pop(member, None)
+        if self._probe is not None and self._probe.member is member:
+            self._probe = None
+
+    def served(self, member: Member, *, written: bool) -> None:
+        """`member` has what it took; not `written`: it gets nothing of that."""
+        probe = self._probe
+        if probe is None or probe.member is not member or member.position < probe.position:
+            return
+        self._probe = None
+        if written:
+            self._parts.metrics.late(self._parts.clock.monotonic() - probe.since)
 
     @property
     def members(self) -> int:
@@ -168,6 +198,8 @@ class Hub:
 
     def pin(self) -> Pin:
         """The end of the tail as it is now."""
+        # Whoever asks goes on from there; if that is the reader that is watched, what it was watched for is void.
+        self._probe = None
         follower = self._follower
         return Pin(self._tail.end, follower.place, follower.order, follower.last_frame)
 
@@ -192,7 +224,14 @@ class Hub:
         self.trim()
         self._flushed = self._tail.end
         self._memo.clear()
+        self._watch()
         self._wake_all()
+
+    def _watch(self) -> None:
+        """Watch the reader that is woken last, if it is time to watch one."""
+        since, self._came_at = self._came_at, None
+        if since is not None and self._probe is None and self._members and self._parts.metrics.lag_wanted(since):
+            self._probe = _Probe(next(reversed(self._members)), since, self._flushed)
 
     def trim(self) -> None:
         """Let go of what every reader has, and of what is too much."""
@@ -204,11 +243,14 @@ class Hub:
 
     def _came(self, piece: FrameIn | EventIn) -> None:
         self._tail.append(piece)
+        if self._came_at is None:
+            self._came_at = self._parts.clock.monotonic()
         self._parts.ticker.dirty(self)
 
     def _broken(self) -> None:
         # Each reader asks history with its own cursor, and is refused or goes on.
         self._tail.break_off()
+        self._came_at = self._probe = None
         self._flushed = self._tail.end
         self._memo.clear()
         self._wake_all()
@@ -231,16 +273,19 @@ class Hub:
         # Too much waits for this reader: the same in fewer frames, or else only the events.
         out, order, sequence = weave(standing.order, self._tail.pieces(start, stop), after=standing.sequence)
         out = merge(out)
+        over = MERGED
         if len(out) > self._max_items or _size(out) > self._max_bytes:
             stop = self._tail.fitting(start, stop, REPLY_BYTES)
             left = [_dropped(piece) for piece in self._tail.pieces(start, stop)]
             out, order, sequence = weave(standing.order, left, after=standing.sequence)
-        return self._taken(out, Standing(stop, sequence, order))
+            over = DROPPED
+        return self._taken(out, Standing(stop, sequence, order), over)
 
-    def _taken(self, out: list[Out], standing: Standing) -> Taken:
+    def _taken(self, out: list[Out], standing: Standing, over: str = "") -> Taken:
         last = next((piece for piece in reversed(out) if isinstance(piece, EventIn)), None)
         place = None if last is None else Place(self.place.log_id, last.sequence, last.tag)
-        return Taken(join(out), standing, place)
+        gaps = gaps_of(out)
+        return Taken(join(out), standing, place, over, gaps if gaps[0] else None)
 
 
 def _dropped(piece: FrameIn | EventIn) -> Piece:

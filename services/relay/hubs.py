@@ -19,6 +19,7 @@ from services.relay.bus import Bus
 from services.relay.follower import KEPT_SECONDS, Parts
 from services.relay.hub import Hub, Member
 from services.relay.log import HEADS_MAX, Log
+from services.relay.metrics import Metrics
 from services.relay.settings import RelaySettings
 from services.relay.shared import Gathered
 from services.relay.surroundings import Surroundings
@@ -59,6 +60,7 @@ class Hubs:
         bus: Bus,
         buffer: Buffer,
         surroundings: Surroundings,
+        metrics: Metrics,
         tasks: Tasks,
         clock: Clock,
         settings: RelaySettings,
@@ -75,7 +77,9 @@ class Hubs:
         self._buffer = buffer
         heads = Gathered("relay heads of new sessions", self._heads_of, tasks)
         written = Gathered("relay writers of new sessions", self._written, tasks)
-        self._parts = Parts(log, heads, written, bus, buffer, self._ticker, tasks, clock, settings, self.suspect)
+        self._parts = Parts(
+            log, heads, written, bus, buffer, self._ticker, tasks, clock, settings, metrics, self.suspect
+        )
         self._hubs: dict[Key, Hub] = {}
         self._readers: dict[Reading, Hub] = {}
         self._hurry = asyncio.Event()

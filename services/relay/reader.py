@@ -16,6 +16,7 @@ from services.relay.buffer import Key
 from services.relay.hub import REPLY_BYTES, Overrun, Pin, Standing
 from services.relay.hubs import Hubs
 from services.relay.log import Log
+from services.relay.metrics import HISTORY, Metrics, gaps_of
 from services.relay.order import EventIn, FrameIn, Order, Out, Piece, Role, events_of, weave
 from services.relay.settings import RelaySettings
 from services.relay.surroundings import Dependency, Surroundings
@@ -51,6 +52,7 @@ class Reader:
         "_hubs",
         "_log",
         "_lost",
+        "_metrics",
         "_oldest",
         "_order",
         "_place",
@@ -76,6 +78,7 @@ class Reader:
         hubs: Hubs,
         log: Log,
         surroundings: Surroundings,
+        metrics: Metrics,
         clock: Clock,
         settings: RelaySettings,
     ) -> None:
@@ -86,6 +89,7 @@ class Reader:
         self._hubs = hubs
         self._log = log
         self._surroundings = surroundings
+        self._metrics = metrics
         self._clock = clock
         self._settings = settings
         self._hub = hubs.enter(self, wish.key)
@@ -214,14 +218,20 @@ class Reader:
                     Standing(self._position, self._place.sequence, self._order), frames=self._wish.frames
                 )
             except Overrun:
+                self._metrics.overflowed(HISTORY)
                 await self._catch_up()
                 return
             if taken is None:
                 await self._idle()
                 return
             self._position, self._order = taken.standing.position, taken.standing.order
+            if taken.over:
+                self._metrics.overflowed(taken.over)
+            if taken.gaps:
+                self._metrics.gaps(*taken.gaps)
             if taken.reply:
                 await self._write(taken.reply, taken.place)
+            self._hub.served(self, written=bool(taken.reply))
 
     async def _catch_up(self) -> None:
         """Fell out of the tail: read what is missing from history and go on from there."""
@@ -282,6 +292,7 @@ class Reader:
     async def _weave_and_write(self, pieces: Iterable[Piece], place: Place | None = None) -> None:
         if self._wish.frames:
             out, self._order, _ = weave(self._order, pieces, after=self._place.sequence)
+            self._metrics.gaps(*gaps_of(out))
         else:
             out = events_of(pieces, after=self._place.sequence).out
         await self._write_all(out, place)

@@ -18,7 +18,7 @@ from services.chassis.interceptors import shutting_down
 from services.relay.hubs import Hubs
 from services.relay.ingress import Ingress
 from services.relay.log import Log
-from services.relay.measures import Measures
+from services.relay.metrics import Metrics
 from services.relay.reader import Reader, Wish
 from services.relay.settings import RelaySettings
 from services.relay.surroundings import Surroundings
@@ -39,12 +39,12 @@ class RelayService:
         ingress: Ingress,
         log: Log,
         surroundings: Surroundings,
-        measures: Measures,
+        metrics: Metrics,
         clock: Clock,
         settings: RelaySettings,
     ) -> None:
         self._hubs = hubs
-        self._measures = measures
+        self._metrics = metrics
         self._ingress = ingress
         self._log = log
         self._surroundings = surroundings
@@ -77,7 +77,7 @@ class RelayService:
             begun = self._clock.monotonic()
             response = await self._ingress.publish(request)
             frames = sum(len(batch.frames) for batch in request.batches)
-            self._measures.published(self._clock.monotonic() - begun, frames, response.results)
+            self._metrics.published(self._clock.monotonic() - begun, frames, response.results)
             yield response
 
     async def subscribe(self, request: relay_service_pb2.SubscribeRequest, context: Context) -> None:
@@ -92,6 +92,7 @@ class RelayService:
             hubs=self._hubs,
             log=self._log,
             surroundings=self._surroundings,
+            metrics=self._metrics,
             clock=self._clock,
             settings=self._settings,
         )
@@ -99,7 +100,7 @@ class RelayService:
             await reader.run()
         finally:
             if reader.cut_off:
-                self._measures.cut(reader.cut_off)
+                self._metrics.cut(reader.cut_off)
 
 
 def wish_of(request: relay_service_pb2.SubscribeRequest) -> Wish:
