@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from hearth.session.v1 import session_pb2 as sessions
 from services.pool.sealing import new_key
-from tests.agents.roster import ROSTER
+from tests.agents.people import Meet, Person
+from tests.agents.roster import ROSTER, Agent
 from tests.contract.pool.house import House
 from tests.support.harness import ROOT, sandbox_agent_binary
 from tests.support.models.process import Models, models
@@ -28,11 +31,17 @@ async def stand_in(servers: Servers) -> AsyncIterator[Models]:
 
 
 @pytest.fixture(scope="session", params=DAEMONS)
-def house(request: pytest.FixtureRequest, servers: Servers, stand_in: Models) -> Iterator[House]:
+def daemon(request: pytest.FixtureRequest) -> str:
+    """Which daemon."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def house(daemon: str, servers: Servers, stand_in: Models) -> Iterator[House]:
     """The services, whose sandboxes run one of the daemons."""
     directory, dsn = servers.scratch(), servers.create_database()
     agents = {
-        name: agent.entry(stand_in.base(f"{request.param}-{name}"), directory / "agents" / name)
+        name: agent.entry(stand_in.base(f"{daemon}-{name}"), directory / "agents" / name)
         for name, agent in ROSTER.items()
     }
     env = {
@@ -42,9 +51,28 @@ def house(request: pytest.FixtureRequest, servers: Servers, stand_in: Models) ->
         "HEARTH_LOCAL_WARM_WINDOW": "300",
         "HEARTH_LOCAL_WARM_CAP": "20",
     }
-    if request.param == "sandbox-agent":
-        daemon = [sys.executable, str(ROOT / "tests/support/sandbox_agent_daemon.py"), str(sandbox_agent_binary())]
-        env["HEARTH_LOCAL_DAEMON"] = json.dumps(daemon)
+    if daemon == "sandbox-agent":
+        program = [sys.executable, str(ROOT / "tests/support/sandbox_agent_daemon.py"), str(sandbox_agent_binary())]
+        env["HEARTH_LOCAL_DAEMON"] = json.dumps(program)
     with ExitStack() as stack:
         stack.callback(servers.drop_database, dsn)
         yield stack.enter_context(House(directory, dsn, servers.empty_valkey(), env).running())
+
+
+@pytest.fixture(params=ROSTER)
+def agent(request: pytest.FixtureRequest) -> Agent:
+    """Which agent."""
+    return ROSTER[request.param]
+
+
+@pytest_asyncio.fixture
+async def meet(house: House, agent: Agent) -> AsyncIterator[Meet]:
+    """Opens sessions."""
+    async with AsyncExitStack() as stack:
+
+        def one(**spec: Any) -> Person:
+            person = Person(house, sessions.SessionSpec(agent=agent.name, **spec))
+            stack.push_async_callback(person.close)
+            return person
+
+        yield one

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import uuid
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import grpc.aio
 
@@ -56,6 +57,12 @@ class Turn:
         return [event.tool_completed for event in self.events if event.HasField("tool_completed")]
 
 
+class Meet(Protocol):
+    """Opens a session with an agent, with these fields in its spec."""
+
+    def __call__(self, **spec: Any) -> Person: ...
+
+
 class Person:
     """See the module."""
 
@@ -81,7 +88,7 @@ class Person:
         request = calls.SendInputRequest(
             session=self.key,
             request_id=str(uuid.uuid4()),
-            content=[content_pb2.ContentPart(text=content_pb2.TextPart(text=text)), *extra],
+            content=[*extra, content_pb2.ContentPart(text=content_pb2.TextPart(text=text))],
             spec=self.spec,
         )
         sent = await self.backend.sessions.SendInput(request, timeout=30)

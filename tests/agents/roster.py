@@ -16,22 +16,21 @@ Entry = Callable[[str, Path], dict[str, Any]]
 @dataclass(frozen=True, slots=True)
 class Agent:
     """`entry(base_url, folder)` is its entry of HEARTH_AGENTS. `goes_on_after_a_denial`: the model hears of it in the
-    same turn. `images` is the model of the stand-in that takes them; empty where every one does."""
+    same turn. `images` is the model of the stand-in that takes them; empty where every one does.
+    `refused` is the code of a turn whose model refuses to answer."""
 
     name: str
     entry: Entry
-    goes_on_after_a_denial: bool
-    asks_for_mcp: bool
+    goes_on_after_a_denial: bool = True
     images: str = ""
+    refused: str = "AGENT_ERROR"
 
 
 _ALL = (
-    Agent("codex", codex.entry, goes_on_after_a_denial=False, asks_for_mcp=True),
-    Agent("claude", claude.entry, goes_on_after_a_denial=True, asks_for_mcp=True),
-    Agent("pi", pi.entry, goes_on_after_a_denial=True, asks_for_mcp=True, images=pi.MODEL_WITH_IMAGES),
-    Agent(
-        "opencode", opencode.entry, goes_on_after_a_denial=False, asks_for_mcp=True, images=opencode.MODEL_WITH_IMAGES
-    ),
+    Agent("codex", codex.entry, goes_on_after_a_denial=False),
+    Agent("claude", claude.entry),
+    Agent("pi", pi.entry, images=pi.MODEL_WITH_IMAGES, refused="EMPTY_TURN"),
+    Agent("opencode", opencode.entry, goes_on_after_a_denial=False, images=opencode.MODEL_WITH_IMAGES),
 )
 # `AGENTS=pi,opencode` runs some of them.
 _WANTED = [name for name in os.environ.get("AGENTS", "").split(",") if name]

@@ -4,44 +4,20 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import psutil
 import pytest
-import pytest_asyncio
 
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import content_pb2, event_pb2
 from tests.agents import mcp_probe
-from tests.agents.people import ALLOWED, DENIED, Person
-from tests.agents.roster import ROSTER, Agent
+from tests.agents.people import ALLOWED, DENIED, Meet
+from tests.agents.roster import Agent
 from tests.contract.pool.house import House, eventually
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(400)]
-
-Meet = Callable[..., Person]
-
-
-@pytest.fixture(params=ROSTER)
-def agent(request: pytest.FixtureRequest) -> Agent:
-    """Which agent."""
-    return ROSTER[request.param]
-
-
-@pytest_asyncio.fixture
-async def meet(house: House, agent: Agent) -> AsyncIterator[Meet]:
-    """`meet(**spec)` opens a session."""
-    async with AsyncExitStack() as stack:
-
-        def one(**spec: object) -> Person:
-            person = Person(house, sessions.SessionSpec(agent=agent.name, **spec))  # type: ignore[arg-type]
-            stack.push_async_callback(person.close)
-            return person
-
-        yield one
 
 
 def processes_with(word: str) -> list[int]:
@@ -138,7 +114,7 @@ async def test_5_a_conversation_is_loaded_after_a_restart(meet: Meet) -> None:
     assert turn.text.count("My name is Ada.") == 1, "it is told by the agent's own record, and not once more by Hearth"
 
 
-async def test_6_an_mcp_server_of_the_spec_is_used(meet: Meet, agent: Agent) -> None:
+async def test_6_an_mcp_server_of_the_spec_is_used(meet: Meet) -> None:
     name = f"probe-{uuid.uuid4().hex[:8]}"
     server = sessions.McpServer(
         name="probe",
@@ -157,7 +133,7 @@ async def test_6_an_mcp_server_of_the_spec_is_used(meet: Meet, agent: Agent) -> 
     (tool,) = turn.tools
     assert tool.status == event_pb2.TOOL_STATUS_SUCCEEDED
     assert f"probe heard marco with {value}" in tool.output
-    assert bool(turn.asked) == agent.asks_for_mcp
+    assert turn.asked, "a tool of a server is asked about like any other"
     again = await person.say('call: echo {"text":"polo"}', ALLOWED)
     assert again.how == "warm"
     assert "probe heard polo" in again.text

@@ -615,7 +615,7 @@ async def test_instructions_servers_and_model_reach_the_agent(odd: House, agent:
     await session.close()
 
 
-@pytest.mark.parametrize(("agent", "first"), [("odd", ["Be brief.", "told"]), ("obedient", ["told"])])
+@pytest.mark.parametrize(("agent", "first"), [("odd", ["Be brief.\n\n", "told"]), ("obedient", ["told"])])
 async def test_instructions_are_told_once_to_an_agent_that_does_not_take_them(
     odd: House, agent: str, first: list[str]
 ) -> None:

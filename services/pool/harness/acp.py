@@ -154,7 +154,7 @@ class AcpSession:
         await self._set_model(opened)
         if self._request.instructions and not takes_instructions(capabilities):
             # Also to one that loaded a session: nobody knows whether that was told the same ones.
-            data = self._request.instructions.encode()
+            data = f"{self._request.instructions}\n\n".encode()
             self._untold = content_pb2.ContentPart(
                 inline_media=content_pb2.InlineMediaPart(media_type="text/markdown", data=data)
             )

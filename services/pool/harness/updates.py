@@ -276,7 +276,8 @@ def _media(media: content_pb2.InlineMediaPart, capabilities: Json) -> dict[str, 
     if kind == "text":
         text = clean(media.data.decode("utf-8", "replace"))
         if capabilities.get("embeddedContext") is not True:
-            return {"type": "text", "text": text}
+            # Some agents join the texts of a message as they are: what follows must not run into this.
+            return {"type": "text", "text": text.rstrip("\n") + "\n\n"}
         return {"type": "resource", "resource": {"uri": CONTEXT_URI, "mimeType": media.media_type, "text": text}}
     kind = "audio" if kind == "audio" else "image"
     if capabilities.get(kind) is not True:

@@ -159,9 +159,11 @@ class Conversation:
     def _prompt(self, transcript: str, note: str) -> Sequence[content_pb2.ContentPart]:
         content = list(content_of(self._picked.content))
         if note or not content:
-            content.insert(0, content_pb2.ContentPart(text=content_pb2.TextPart(text=note or _NOTHING_TO_SAY)))
+            # A blank line, as some agents join the texts of a message as they are.
+            words = f"{note}\n\n" if content else note or _NOTHING_TO_SAY
+            content.insert(0, content_pb2.ContentPart(text=content_pb2.TextPart(text=words)))
         if transcript:
-            context = content_pb2.InlineMediaPart(media_type="text/markdown", data=transcript.encode())
+            context = content_pb2.InlineMediaPart(media_type="text/markdown", data=f"{transcript}\n\n".encode())
             content.insert(0, content_pb2.ContentPart(inline_media=context))
         return content
 

@@ -232,7 +232,7 @@ def test_prompts() -> None:
     ]
     assert prompt_blocks(parts[3:], "/workspace", {"image": True}) == [
         {"type": "text", "text": "[audio/wav, 2 bytes, which this agent cannot take]"},
-        {"type": "text", "text": "# é"},
+        {"type": "text", "text": "# é\n\n"},
     ]
     assert attachment_path(attachment, "/workspace") == "/workspace/.hearth/attachments/id/x.png"
 
