@@ -89,6 +89,10 @@ class TraceStore:
         }
         return sorted(found.values(), key=lambda span: (span.start_ns, -span.end_ns, span.span_id))
 
+    def all(self) -> Iterator[Span]:
+        """Every span that has been written, of whatever trace."""
+        return self._having("")
+
     def linked(self, spans: Iterable[Span]) -> dict[str, Span]:
         """The spans of other traces that these ones are linked to, by id, as far as they are here."""
         wanted = {link for span in spans for link in span.links}

@@ -14,6 +14,8 @@ import pytest
 import pytest_asyncio
 
 from hearth.sandbox.v1 import sandbox_pb2
+from hearth.tracing.layout import Trace, lay_out
+from hearth.tracing.store import Span, TraceStore
 from tests.support.daytona import Fault, Kind, RunningStandIn, StandIn
 from tests.support.processes import ServiceProcess
 from tests.support.sandboxes import Sandboxes, connected, disposition, how, new_id, service_environment
@@ -25,6 +27,7 @@ AGENTD = [
     *("--agents-file", "{agents}", "--log-dir", "{logs}"),
 ]
 YOUNG_SECONDS = 10
+TRACES = "traces"
 SPEC = sandbox_pb2.SandboxSpec(provider="daytona", agent="scripted")
 
 
@@ -50,6 +53,7 @@ async def service(
         HEARTH_DAYTONA_API_KEY=stand_in.api_key,
         HEARTH_DAYTONA_DAEMON=json.dumps(AGENTD),
         HEARTH_DAYTONA_MOUNT=str(directory / "mounts"),
+        HEARTH_TRACE_FILE=str(directory / TRACES / "sandbox.jsonl"),
         # Older than that, an instance without a row is unknown.
         HEARTH_CREATE_DEADLINE=f"{YOUNG_SECONDS}",
         # Only when it is told: a pass that finds some of the unknown ones old enough, and not yet all, reaps those.
@@ -88,6 +92,39 @@ async def activities(stand_in: RunningStandIn, sandbox: str, least: int = 0) -> 
 
     await eventually(lambda: count() >= least)
     return count()
+
+
+async def test_the_spans_of_the_sdk_lie_below_the_stage_that_they_are_part_of(
+    sandboxes: Sandboxes, service: ServiceProcess, stand_in: RunningStandIn, holder: str
+) -> None:
+    acquired = await sandboxes.acquire(f"s-{new_id()}", holder=holder, spec=SPEC)
+    store = TraceStore(service.log_file.parent / TRACES)
+    created: list[Trace] = []
+
+    def found() -> bool:
+        created[:] = [
+            trace
+            for trace in map(lay_out, by_trace(store).values())
+            if trace.rows[0].span.name.endswith("SandboxService/Acquire")
+            and any(row.span.name == "AsyncDaytona.create" for row in trace.rows)
+        ]
+        return bool(created)
+
+    await eventually(found)
+    assert acquired.sandbox_id
+    names = {row.span.span_id: row.span.name for row in created[-1].rows}
+    below = {(names.get(row.span.parent_id), row.span.name) for row in created[-1].rows}
+    # The stage, the call of the SDK, and the request that it makes.
+    assert {("sandbox.create", "AsyncDaytona.create"), ("AsyncDaytona.create", "POST")} <= below, below
+    assert stand_in.api_key not in "".join(path.read_text() for path in (service.log_file.parent / TRACES).iterdir())
+
+
+def by_trace(store: TraceStore) -> dict[str, list[Span]]:
+    """All spans that were written, by trace."""
+    traces: dict[str, list[Span]] = {}
+    for span in store.all():
+        traces.setdefault(span.trace_id, []).append(span)
+    return traces
 
 
 async def test_w_d13_parking_tells_daytona_once_that_the_sandbox_is_in_use(
