@@ -195,8 +195,8 @@ class Sizes:
         self._record(size, dict(zip(self._labels, labels, strict=True)))
 
 
-# Of a family: its number, or one for each value of its only label, or for each values of its labels.
-Values: TypeAlias = "float | Mapping[str, float] | Mapping[tuple[str, ...], float]"
+# Of a family: its number, or one for each value of its only label, or for each pair of values of its two.
+Values: TypeAlias = "float | Mapping[str, float] | Mapping[tuple[str, str], float]"
 Reading: TypeAlias = Mapping[Family, Values]
 Read: TypeAlias = "Callable[[], Reading | Awaitable[Reading]]"
 
@@ -226,23 +226,34 @@ class _Shown:
             self._observations = [Observation(values)]
 
 
+@dataclass(slots=True)
+class _Watched:
+    """Something that is looked up: where its numbers are shown, and when it was looked up last and well."""
+
+    read: Read
+    shown: Sequence[_Shown]
+    every: float
+    read_at: float = float("-inf")
+
+
 class Readings:
     """What is looked up before somebody is told."""
 
     def __init__(self) -> None:
-        self._reads: list[tuple[Read, list[_Shown]]] = []
+        self._reads: list[_Watched] = []
         self._shown: dict[Family, _Shown] = {}
         self._failures = Count(READING_FAILURES)
         self._lock = asyncio.Lock()
         self._read_at = float("-inf")
 
-    def watch(self, read: Read, *families: Family) -> None:
-        """Show what `read` finds of these families; one that fails, or takes too long, shows nothing of them."""
+    def watch(self, read: Read, *families: Family, every: float = 0.0) -> None:
+        """Show what `read` finds of these families, which is asked once in `every` seconds at most; one that fails, or
+        takes too long, shows nothing of them."""
         shown = []
         for family in families:
             self._shown[family] = _Shown(family)
             shown.append(self._shown[family])
-        self._reads.append((read, shown))
+        self._reads.append(_Watched(read, shown, every))
 
     def watch_number(self, family: Family, read: Callable[[], Values]) -> None:
         """Show what `read` finds of one family."""
@@ -253,15 +264,17 @@ class Readings:
         async with self._lock:
             now = asyncio.get_running_loop().time()
             if now - self._read_at >= _FRESH_SECONDS:
-                await asyncio.gather(*(self._look(read, shown) for read, shown in self._reads))
+                due = [one for one in self._reads if now - one.read_at >= one.every]
+                await asyncio.gather(*(self._look(one) for one in due))
                 self._read_at = asyncio.get_running_loop().time()
 
-    async def _look(self, read: Read, shown: Sequence[_Shown]) -> None:
+    async def _look(self, one: _Watched) -> None:
         found: Reading = {}
         try:
             async with asyncio.timeout(_READ_SECONDS):
-                result = read()
+                result = one.read()
                 found = await result if inspect.isawaitable(result) else result
+                one.read_at = asyncio.get_running_loop().time()
         except Exception as error:
             known = HearthError if isinstance(error, TimeoutError) else as_hearth_error(error)
             self._failures.add(1)
@@ -271,7 +284,7 @@ class Readings:
                 extra={"cause": type(error).__name__},
                 exc_info=None if known else error,
             )
-        for one in shown:
-            one.show(None)
+        for shown in one.shown:
+            shown.show(None)
         for family, values in found.items():
             self._shown[family].show(values)

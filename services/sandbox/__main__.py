@@ -12,7 +12,7 @@ from services.chassis import crashpoints
 from services.chassis.migrations import migrate
 from services.chassis.postgres import create_pool
 from services.chassis.server import App, run
-from services.sandbox import usage
+from services.sandbox import metrics, usage
 from services.sandbox.assembly import assemble
 from services.sandbox.providers import switched_on
 from services.sandbox.settings import SandboxSettings
@@ -42,6 +42,7 @@ async def build(app: App[SandboxSettings]) -> AsyncIterator[None]:
         )
         sandbox_service_pb2_grpc.add_SandboxServiceServicer_to_server(parts.servicer, app.server)
         usage.log_tiers(settings.tiers())
+        metrics.watch(app.readings, parts.store, settings.tiers())
         app.health.add("postgres", pool.ping)
         app.on_drain("work on sandboxes", parts.works.drain)
         reconciler = parts.reconciler

@@ -29,6 +29,7 @@ from services.sandbox.compatibility import (
     next_step,
 )
 from services.sandbox.daemons import Daemons, Pulse
+from services.sandbox.metrics import Metrics
 from services.sandbox.providers.port import Provider, ProviderError
 from services.sandbox.rows import Row
 from services.sandbox.stages import Stage, Stages
@@ -75,6 +76,7 @@ class Acquirer:
         works: Works,
         agents: Mapping[str, AgentCommand],
         clock: Clock,
+        metrics: Metrics,
         renew_every: float,
     ) -> None:
         """`renew_every`: seconds between renewals of a claim whose caller waits; well below a lease."""
@@ -86,6 +88,7 @@ class Acquirer:
         self._works = works
         self._agents = agents
         self._clock = clock
+        self._metrics = metrics
         self._renew_every = renew_every
 
     async def acquire(self, want: Want) -> Acquired:
@@ -93,9 +96,19 @@ class Acquirer:
         key = ("acquire", want.key, want.claim, want.holder)
         renewing = asyncio.create_task(self._renew(want))
         try:
-            return await self._works.join("acquire", key, lambda: self._acquire(want))
+            return await self._works.join("acquire", key, lambda: self._counted(want))
         finally:
             renewing.cancel()
+
+    async def _counted(self, want: Want) -> Acquired:
+        began = self._clock.monotonic()
+        try:
+            done = await self._acquire(want)
+        except Exception:
+            self._metrics.not_acquired()
+            raise
+        self._metrics.acquired(done.how, self._clock.monotonic() - began, done.stages)
+        return done
 
     async def _renew(self, want: Want) -> None:
         """An open call is the sign of life of its holder."""

@@ -12,6 +12,7 @@ from services.chassis.postgres import Pool
 from services.chassis.tasks import Tasks
 from services.sandbox.acquire import Acquirer
 from services.sandbox.daemons import Daemons
+from services.sandbox.metrics import Metrics
 from services.sandbox.providers.port import Provider
 from services.sandbox.reconciler import Reconciler
 from services.sandbox.release import Releaser
@@ -59,7 +60,8 @@ async def assemble(
     tiers = settings.tiers()
     agents = settings.agent_commands()
     works = Works(tasks)
-    transitions = Transitions(store, providers, clock, settings.deadlines())
+    metrics = Metrics()
+    transitions = Transitions(store, providers, clock, settings.deadlines(), metrics=metrics)
     slots = Slots(store, transitions, tiers)
     await slots.prepare()
     workers = Workers(store, settings.postgres_dsn, clock, gone_after=settings.worker_gone)
@@ -74,7 +76,13 @@ async def assemble(
         ids=ids,
     )
     releaser = Releaser(
-        store=store, providers=providers, transitions=transitions, slots=slots, works=works, tiers=tiers
+        store=store,
+        providers=providers,
+        transitions=transitions,
+        slots=slots,
+        works=works,
+        tiers=tiers,
+        metrics=metrics,
     )
     acquirer = Acquirer(
         store=store,
@@ -85,6 +93,7 @@ async def assemble(
         works=works,
         agents=agents,
         clock=clock,
+        metrics=metrics,
         renew_every=settings.lease * _SHARE_OF_LEASE,
     )
     reconciler = Reconciler(
@@ -100,6 +109,7 @@ async def assemble(
         lease=settings.lease_limits(),
         limits=settings.drift_limits(),
         keep_gone=settings.keep_gone_rows,
+        metrics=metrics,
     )
     servicer = SandboxServicer(
         store=store,

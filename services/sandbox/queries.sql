@@ -323,3 +323,14 @@ WITH removed AS (
     ON CONFLICT (project, provider, tier) DO UPDATE SET seconds = u.seconds + excluded.seconds
 )
 SELECT count(*) FROM removed
+
+-- name: present
+-- What there is by provider, state and tier, and how much of it is past the deadline of its worker.
+SELECT provider, observed, tier, count(*) AS count,
+       count(*) FILTER (WHERE worker IS NOT NULL AND deadline < clock_timestamp()) AS overdue
+FROM sandbox.sandboxes
+WHERE observed <> 'GONE'
+GROUP BY provider, observed, tier
+
+-- name: breakers
+SELECT provider, unknown FROM sandbox.breakers

@@ -20,6 +20,7 @@ from services.chassis.clock import Clock, Ids
 from services.chassis.telemetry import span
 from services.sandbox.claims import LeaseLimits, Leases, Sighting, lapsed, observe
 from services.sandbox.drift import Limits, Mend, Plan, compare, strangers
+from services.sandbox.metrics import Metrics
 from services.sandbox.providers.port import Instance, InstanceNotFound, Provider, ProviderError
 from services.sandbox.release import Releaser
 from services.sandbox.rows import NAME_PREFIX, Key, Row
@@ -95,6 +96,7 @@ class Reconciler:
         lease: LeaseLimits,
         limits: Limits,
         keep_gone: float,
+        metrics: Metrics,
     ) -> None:
         """`keep_gone`: seconds that rows of gone sandboxes are kept."""
         self._store = store
@@ -107,6 +109,7 @@ class Reconciler:
         self._clock = clock
         self._ids = ids
         self._keep_gone = keep_gone
+        self._metrics = metrics
         self._lease = lease
         self._limits = limits
         self._leases = Leases()
@@ -135,6 +138,7 @@ class Reconciler:
         report = Report(lapsed=sum(1 for row in ended if isinstance(row, Row)))
         for provider in self._providers.values():
             report += await self._pass(provider, confirm_unknown=confirm_unknown)
+        self._metrics.reconciled(report)
         return report
 
     async def read_leases(self) -> list[asyncio.Task[Any]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from services.chassis import crashpoints
 from services.sandbox import problems
 from services.sandbox.claims import Claim
+from services.sandbox.metrics import Metrics
 from services.sandbox.providers.port import Provider, ProviderError
 from services.sandbox.rows import Key, Row
 from services.sandbox.slots import Slots
@@ -59,6 +60,7 @@ class Releaser:
         slots: Slots,
         works: Works,
         tiers: Mapping[str, Tier],
+        metrics: Metrics,
     ) -> None:
         self._store = store
         self._providers = providers
@@ -66,11 +68,13 @@ class Releaser:
         self._slots = slots
         self._works = works
         self._tiers = tiers
+        self._metrics = metrics
 
     async def release(self, key: Key, claim: Claim, reason: str) -> Released:
         """`reason` is the name of a ReleaseReason without its prefix; what is not known deletes."""
         work = ("release", key, claim, reason)
         done = await self._works.join("release", work, lambda: self._release(key, claim, reason))
+        self._metrics.released(reason, done.disposition)
         logger.info(
             "released",
             extra={

@@ -51,6 +51,17 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class Present:
+    """How many sandboxes of one provider are in one state and tier, and how many of them are overdue."""
+
+    provider: str
+    observed: Observed
+    tier: str
+    count: int
+    overdue: int
+
+
+@dataclass(frozen=True, slots=True)
 class TierTotal:
     """What one tier of one provider used: present count, seconds since the deployment began."""
 
@@ -284,6 +295,15 @@ class Store:
     async def slots_used(self) -> dict[str, int]:
         """Taken warm slots by provider."""
         return {record["provider"]: record["used"] for record in await self._pool.fetch(self._sql.slots)}
+
+    async def present(self) -> list[Present]:
+        """What there is of all projects, without what is gone."""
+        records = await self._pool.fetch(self._sql.present)
+        return [Present(r["provider"], Observed(r["observed"]), r["tier"], r["count"], r["overdue"]) for r in records]
+
+    async def breakers(self) -> dict[str, int]:
+        """How many unknown instances tripped the breaker of a provider, of those where it is tripped."""
+        return {record["provider"]: record["unknown"] for record in await self._pool.fetch(self._sql.breakers)}
 
     async def usage(self, project: str | None) -> list[TierTotal]:
         """Totals of all tiers that anything was ever in."""

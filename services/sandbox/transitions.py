@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from services.chassis import crashpoints
 from services.chassis.clock import Clock
+from services.sandbox.metrics import Metrics
 from services.sandbox.providers.port import (
     Instance,
     InstanceNotFound,
@@ -80,11 +81,20 @@ def disposition(row: Row) -> Disposition:
 class Transitions:
     """Stop, delete, wait, and settle what a dead worker left. Creating and starting is in `starting`."""
 
-    def __init__(self, store: Store, providers: Mapping[str, Provider], clock: Clock, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        store: Store,
+        providers: Mapping[str, Provider],
+        clock: Clock,
+        deadlines: Deadlines,
+        *,
+        metrics: Metrics,
+    ) -> None:
         self._store = store
         self._providers = providers
         self._clock = clock
         self.deadlines = deadlines
+        self._metrics = metrics
         self._changed: dict[str, asyncio.Event] = {}
         self._parked: dict[Key, Row] = {}
 
@@ -93,7 +103,16 @@ class Transitions:
         found = self._providers.get(provider)
         if found is None:
             raise ProviderUnavailable(f"provider {provider} is switched off")
-        return await within(deadline * _SHARE_OF_DEADLINE, self._clock, lambda: operation(found))
+        outcome = "cancelled"
+        try:
+            result = await within(deadline * _SHARE_OF_DEADLINE, self._clock, lambda: operation(found))
+            outcome = "ok"
+        except Exception as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self._metrics.called(provider, outcome)
+        return result
 
     async def move(self, before: Row, after: Row, **conditions: Any) -> Row | None:
         """`Store.move`, and wake who waits for this row in this process."""
