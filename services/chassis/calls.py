@@ -18,7 +18,7 @@ import grpc.aio
 from opentelemetry import propagate, trace
 from opentelemetry.trace import SpanKind
 
-from hearth.channel import OPTIONS
+from hearth.channel import _BALANCED_CONFIG, OPTIONS, target
 from services.chassis.deadlines import bounded
 from services.chassis.scopes import is_open
 from services.chassis.settings import ChassisSettings
@@ -28,12 +28,15 @@ _Metadata = grpc.aio.Metadata | Sequence[tuple[str, str | bytes]] | None
 
 
 def open_channel(address: str, settings: ChassisSettings, *, retries: bool = True) -> grpc.aio.Channel:
-    """A channel to `address` (host:port); it connects at its first call. Close it when done: that cancels its calls.
+    """A channel to `address`, as `hearth.channel.open_channel` takes one; it connects at its first call. Close it when
+    done: that cancels its calls.
 
     A unary call without `timeout` gets `settings.call_timeout`; calls with a stream get none of their own. `retries`:
     gRPC repeats what answers UNAVAILABLE, a few times; without, that is the answer.
     """
-    options = list((dict(OPTIONS) | ({} if retries else {"grpc.enable_retries": 0})).items())
+    address, balanced = target(address)
+    own = {"grpc.service_config": _BALANCED_CONFIG} if balanced else {}
+    options = list((dict(OPTIONS) | own | ({} if retries else {"grpc.enable_retries": 0})).items())
     if settings.tls_ca_file is not None:
         credentials = grpc.ssl_channel_credentials(root_certificates=settings.tls_ca_file.read_bytes())
         inner = grpc.aio.secure_channel(address, credentials, options=options)
