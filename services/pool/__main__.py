@@ -22,6 +22,7 @@ from services.chassis.interceptors import shutting_down
 from services.chassis.migrations import migrate
 from services.chassis.postgres import create_pool
 from services.chassis.server import App, run
+from services.pool import metrics
 from services.pool.assembly import Parts, assemble
 from services.pool.control import sweeps, upkeep
 from services.pool.control.upkeep import Upkeep
@@ -100,7 +101,15 @@ async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
         await parts.observer.replaced(parts.replicas.place, parts.replicas.address)
         spawn("seal anew", parts.credentials.seal_anew())
         app.tasks.repeat("sweeps", parts.sweeps.look, every=sweeps.EVERY, clock=app.clock)
-        kept = Upkeep(UpkeepRows(pool), parts.commands, app.clock, retention=settings.settled_retention)
+        rows = UpkeepRows(pool)
+        metrics.watch(
+            app.readings,
+            entries=parts.entries,
+            driving=lambda: len(parts.driver.driving),
+            producer=lambda: producer.stats,
+            rows=rows,
+        )
+        kept = Upkeep(rows, parts.commands, app.clock, retention=settings.settled_retention)
         app.tasks.repeat("upkeep", kept.look, every=upkeep.EVERY, clock=app.clock)
         app.tasks.repeat("retention", kept.retire, every=upkeep.RETIRE_EVERY, clock=app.clock)
         app.tasks.repeat("claims", parts.sandboxes.renew, every=sandboxes.RENEW_EVERY, clock=app.clock)

@@ -23,13 +23,13 @@ from services.pool.control.takeovers import Takeovers
 from services.pool.credentials_store import Credentials
 from services.pool.harness.port import HarnessClient
 from services.pool.log import Log
+from services.pool.metrics import Metrics
 from services.pool.removal import Removal
 from services.pool.replica_rows import ReplicaRows
 from services.pool.replicas import Observer, Replicas
 from services.pool.rows import Execution, Key, OutboxRow
 from services.pool.runners import Runners
 from services.pool.settings import PoolSettings
-from services.pool.stats import Stats
 from services.pool.store import PickedUp, Store
 from services.pool.trust import Trust
 from services.pool.turns.driver import Driver
@@ -57,7 +57,7 @@ class Parts:
     runners: Runners
     sandboxes: Sandboxes
     sweeps: Sweeps
-    stats: Stats
+    stats: Metrics
 
 
 class _Driven:
@@ -112,7 +112,7 @@ def assemble(
     spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[Any]],
 ) -> Parts:
     """Make the parts; nothing runs yet. `connect` opens the way to another replica at its address."""
-    bell, stats = _Bell(), Stats()
+    bell, stats = _Bell(), Metrics()
     starts = Starts(clock, ids, settings.default_agent)
     settlement = Settlement(store, starts, log, clock, changed=bell, stats=stats)
     interactions = Interactions(store, starts, clock, expiry=settings.interaction_expiry, changed=bell)
@@ -132,7 +132,9 @@ def assemble(
         gone=lambda key: spawn(f"forget {key}", forget(key)),
         spawn=spawn,
     )
-    recovery = Recovery(Takeovers(store, clock, changed=bell, holder=holder), sandboxes, clock, spawn=spawn)
+    recovery = Recovery(
+        Takeovers(store, clock, changed=bell, holder=holder, metrics=stats), sandboxes, clock, spawn=spawn
+    )
     trust = Trust(store, clock, holder, limit=settings.trusted_for)
     room = TurnRoom(
         store=store,
@@ -158,7 +160,7 @@ def assemble(
     runners = driver.runners = Runners(holder, here=driver.nudged, address=rows.address, connect=connect)
     driven = _Driven(driver, recovery)
     observer = Observer(rows, store, recovery, clock, holder=holder, limits=settings.beats, spawn=spawn)
-    commands = Commands(store, clock, ids, changed=bell)
+    commands = Commands(store, clock, ids, changed=bell, metrics=stats)
     removal = Removal(
         store=store,
         commands=commands,

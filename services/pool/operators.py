@@ -13,10 +13,10 @@ from services.chassis.auth import ANY_PROJECT, current_caller, require_project
 from services.chassis.errors import FailedPrecondition, NotFound
 from services.chassis.interceptors import Context
 from services.pool import messages, requests
+from services.pool.metrics import Metrics
 from services.pool.replicas import Replicas
 from services.pool.requests import key_of
 from services.pool.service import to_its_end
-from services.pool.stats import Stats
 from services.pool.store import Store
 from services.pool.turns.driver import Driver
 from services.pool.warm.entries import Entries, EntryState
@@ -35,7 +35,7 @@ class PoolService(pool_service_pb2_grpc.PoolServiceServicer):
         entries: Entries,
         driver: Driver,
         replicas: Replicas,
-        stats: Stats,
+        stats: Metrics,
         warnings: Sequence[str] = (),
     ) -> None:
         self._store = store

@@ -160,3 +160,23 @@ WITH old AS (
     RETURNING 1
 )
 SELECT count(*) FROM gone
+
+-- name: figures
+-- What waits, of all sessions: how much, and for how many seconds the oldest of it has.
+SELECT
+    (SELECT count(*) FROM pool.outbox WHERE refused IS NULL) AS outbox,
+    coalesce((SELECT extract(epoch FROM now() - min(created_at)) FROM pool.outbox WHERE refused IS NULL), 0)::float8
+        AS outbox_seconds,
+    (SELECT count(*) FROM pool.outbox WHERE refused IS NOT NULL) AS refused,
+    (SELECT count(*) FROM pool.command WHERE state IN ('PENDING', 'CLAIMED')) AS commands,
+    coalesce((SELECT extract(epoch FROM now() - min(created_at)) FROM pool.command
+              WHERE state IN ('PENDING', 'CLAIMED')), 0)::float8 AS command_seconds,
+    (SELECT count(*) FROM pool.input WHERE state = 'PENDING') AS inputs,
+    (SELECT count(*) FROM pool.gate WHERE state IN ('PENDING', 'ANSWERED')) AS gates,
+    (SELECT count(*) FROM pool.replica) AS replicas
+
+-- name: unfinished
+SELECT state, count(*) AS count, extract(epoch FROM now() - min(coalesce(started_at, created_at)))::float8 AS seconds
+FROM pool.execution
+WHERE state <> 'TERMINAL'
+GROUP BY state

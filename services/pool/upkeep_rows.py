@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from services.chassis.postgres import Pool, Queries
 from services.pool import records
@@ -18,12 +19,35 @@ class Forsaken:
     exhausted: bool
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Figures:
+    """What waits, of all sessions: how much, and the seconds of the oldest of it, 0 without one. `executions` are by
+    state."""
+
+    executions: Mapping[str, tuple[int, float]]
+    commands: int
+    command_seconds: float
+    inputs: int
+    gates: int
+    outbox: int
+    outbox_seconds: float
+    refused: int
+    replicas: int
+
+
 class UpkeepRows:
     """Reads across sessions, and single statements that leave alone what is locked."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._queries = Queries.load("services.pool", "upkeep.sql")
+
+    async def figures(self) -> Figures:
+        """What waits now."""
+        row = await self._pool.fetchrow(self._queries.figures)
+        assert row is not None
+        unfinished = await self._pool.fetch(self._queries.unfinished)
+        return Figures({found["state"]: (found["count"], found["seconds"]) for found in unfinished}, **dict(row))
 
     async def return_commands(self, *, attempts: int, limit: int) -> list[Key]:
         """Put commands whose delivery took too long, and that were tried less than `attempts` times, back to PENDING;

@@ -58,8 +58,8 @@ FINDINGS = metrics.counter(
     "hearth.sandbox.reconcile.findings",
     "{finding}",
     "what passes over rows and instances found: `mended` rows that were not as the instance is, `lapsed` leases that"
-    " were ended, `unknown` instances that no row knows, `refused_unknown` passes in which those were too many to touch,"
-    " `unanswered` providers that did not list",
+    " were ended, `unknown` instances that no row knows, `refused_unknown` passes in which those were too many to"
+    " touch, `unanswered` providers that did not list",
     labels={"finding": _FINDINGS},
 )
 PASSES = metrics.counter("hearth.sandbox.reconcile.passes", "{pass}", "passes of this process over rows and instances")

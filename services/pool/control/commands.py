@@ -16,6 +16,7 @@ from services.pool.changing import Changing
 from services.pool.control import admission, facts
 from services.pool.control.cancels import Cancels
 from services.pool.control.inputs import existing
+from services.pool.metrics import Metrics
 from services.pool.rows import (
     Command,
     CommandKind,
@@ -95,10 +96,17 @@ def late(command: Command, target: Execution | None, *, newer: bool) -> tuple[Co
     return CommandState.OBSOLETE, CommandOutcome.SUPERSEDED if newer else CommandOutcome.NOT_RUNNING
 
 
+def _kind(command: Command) -> str:
+    return "steer" if command.kind is CommandKind.STEER else "stop"
+
+
 class Commands:
     """The shell: each call is one transaction, and `changed` hears of each commit."""
 
-    def __init__(self, store: Store, clock: Clock, ids: Ids, *, changed: Changed) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, ids: Ids, *, changed: Changed, metrics: Metrics | None = None
+    ) -> None:
+        self._metrics = metrics or Metrics()
         self._store = store
         self._clock = clock
         self._ids = ids
@@ -135,6 +143,8 @@ class Commands:
                     command = await self._nothing_to_stop(changing, named)
             await changing.insert_request(request_id, "StopExecution", fingerprint, command_id=command.command_id)
         crashpoint("stop.committed")
+        if command.outcome is not None:
+            self._metrics.command("stop", command.outcome)
         self._changed(key)
         return command
 
@@ -160,6 +170,7 @@ class Commands:
 
     async def settle_late(self, key: Key) -> None:
         """Settle the commands of a session that outlived what they are aimed at."""
+        settled: list[tuple[Command, CommandOutcome]] = []
         async with self._store.changing(key) as changing:
             if changing is None:
                 return
@@ -167,8 +178,10 @@ class Commands:
             for command in await changing.open_commands():
                 target = await changing.execution(command.execution_id) if command.execution_id is not None else None
                 found = late(command, target, newer=active is not None)
-                if found is not None:
-                    await changing.settle_command(command.command_id, *found)
+                if found is not None and await changing.settle_command(command.command_id, *found):
+                    settled.append((command, found[1]))
+        for command, outcome in settled:
+            self._metrics.command(_kind(command), outcome)
 
     async def give_up(self, key: Key, command_id: str) -> bool:
         """Settle a command as LOST that nobody is there to deliver; False when it was settled before. What waits for it
@@ -176,7 +189,11 @@ class Commands:
         async with self._store.changing(key) as changing:
             if changing is None:
                 return False
-            return await changing.settle_command(command_id, CommandState.OBSOLETE, CommandOutcome.LOST)
+            command = await changing.command(command_id)
+            given_up = await changing.settle_command(command_id, CommandState.OBSOLETE, CommandOutcome.LOST)
+        if given_up and command is not None:
+            self._metrics.command(_kind(command), CommandOutcome.LOST)
+        return given_up
 
     async def kill(self, key: Key, request_id: str, fingerprint: bytes) -> int:
         """End whatever runs and empty the queue, under the next epoch, which it returns: every claim below it may be

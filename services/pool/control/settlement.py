@@ -12,8 +12,8 @@ from services.pool.control.closing import close_gates, follow
 from services.pool.control.executions import Queue, Winner, cancel_outcome, finished_by, queue_after
 from services.pool.control.starts import Starts
 from services.pool.log import Log
+from services.pool.metrics import Metrics
 from services.pool.rows import Execution, Finished, Input, Key, Outcome, Resolution
-from services.pool.stats import Stats
 from services.pool.store import Changed, Store
 
 logger = logging.getLogger(__name__)
@@ -36,14 +36,14 @@ class Settlement:
     """Closes executions. `changed` hears of what was started by it."""
 
     def __init__(
-        self, store: Store, starts: Starts, log: Log, clock: Clock, *, changed: Changed, stats: Stats | None = None
+        self, store: Store, starts: Starts, log: Log, clock: Clock, *, changed: Changed, stats: Metrics | None = None
     ) -> None:
         self._store = store
         self._starts = starts
         self._log = log
         self._clock = clock
         self._changed = changed
-        self._stats = stats or Stats()
+        self._stats = stats or Metrics()
 
     async def settle(self, key: Key, execution_id: str, winner: Winner) -> Settled | None:
         """Close an execution by its ending; repeating it changes nothing. None when the session is gone.
@@ -108,7 +108,9 @@ class Settlement:
             },
         )
         if closed.cancelled_for is not None:
-            self._stats.cancelled(str(cancel_outcome(winner.outcome)), closed.cancelled_for)
+            kind = "steer" if closed.steered is not None else "stop"
+            self._stats.command(kind, cancel_outcome(winner.outcome), closed.cancelled_for)
+        self._stats.settled(winner.outcome, code)
         if promoted is not None or changing.told:
             if promoted is not None:
                 crashpoint("promote.committed")

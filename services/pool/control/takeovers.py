@@ -10,6 +10,7 @@ from services.chassis.clock import Clock
 from services.pool.changing import Changing
 from services.pool.control import facts
 from services.pool.control.executions import Takeover, takeover
+from services.pool.metrics import Metrics
 from services.pool.rows import Execution, ExecutionState
 from services.pool.store import Changed, Store
 
@@ -29,8 +30,11 @@ class Taken:
 class Takeovers:
     """The shell; `changed` hears of each commit. `holder` is this replica: it has what it takes over from then on."""
 
-    def __init__(self, store: Store, clock: Clock, *, changed: Changed, holder: str | None = None) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, *, changed: Changed, holder: str | None = None, metrics: Metrics | None = None
+    ) -> None:
         self._store = store
+        self._metrics = metrics or Metrics()
         self._clock = clock
         self._changed = changed
         self._holder = holder
@@ -62,6 +66,7 @@ class Takeovers:
                 await self._apply(changing, execution, decision, why, defect=defect)
             taken = Taken(execution, changing.session.epoch, decision)
         crashpoint("takeover.committed")
+        self._metrics.taken_over(decision.value)
         logger.warning(
             "execution taken over",
             extra={

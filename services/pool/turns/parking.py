@@ -10,9 +10,9 @@ from services.chassis import crashpoints, telemetry
 from services.chassis.clock import Clock
 from services.chassis.errors import HearthError
 from services.pool.harness.port import HarnessError
+from services.pool.metrics import Metrics
 from services.pool.rows import Key
 from services.pool.settings import PoolSettings
-from services.pool.stats import Stats
 from services.pool.turns.sandboxes import Sandboxes
 from services.pool.warm.entries import Entries, Entry
 
@@ -42,7 +42,7 @@ class Parking:
     """Parks agents that ended their turn well."""
 
     def __init__(
-        self, entries: Entries, sandboxes: Sandboxes, settings: PoolSettings, stats: Stats, clock: Clock
+        self, entries: Entries, sandboxes: Sandboxes, settings: PoolSettings, stats: Metrics, clock: Clock
     ) -> None:
         self._entries = entries
         self._sandboxes = sandboxes

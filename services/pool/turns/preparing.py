@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from hearth.sandbox.v1 import sandbox_pb2
@@ -29,7 +29,7 @@ from services.pool.turns import continuing, leftovers
 from services.pool.turns.persistence import until_it_lands
 from services.pool.turns.room import Fenced, TurnFailed, TurnRoom
 from services.pool.turns.sandboxes import Acquired
-from services.pool.turns.stages import Stages
+from services.pool.turns.stages import Stage, Stages
 from services.pool.warm import fingerprints
 from services.pool.warm.entries import Entry, Live
 from services.pool.warm.transcripts import Transcript
@@ -129,7 +129,7 @@ class Preparation:
         if live is not None:
             same = acquired.how == "attached" and live.sandbox_id == acquired.sandbox_id
             if same and live.token == acquired.endpoint.token:
-                with self._stages.stage("open", long=False) as stage:
+                with self._stage("open", long=False) as stage:
                     stage.how = "continue"
                 live.given = self._given
                 # The same daemon, whose address at the provider may have changed since.
@@ -239,13 +239,20 @@ class Preparation:
             ),
         )
 
+    @contextmanager
+    def _stage(self, name: str, *, long: bool = True) -> Iterator[Stage]:
+        """A stage of the turn, which is counted if it ends well."""
+        with self._stages.stage(name, long=long) as stage:
+            yield stage
+        self._room.stats.stage(name, stage.how, self._stages.timings[-1].duration_us / 1e6)
+
     async def _acquire(self, entry: Entry, claim: Claim) -> Acquired:
         wanted = sandbox_pb2.SandboxSpec()
         wanted.CopyFrom(self.spec.sandbox)
         wanted.agent = self.agent
         wanted.secrets.extend(self._given.slots())
         try:
-            with self._stages.stage("acquire") as stage:
+            with self._stage("acquire") as stage:
                 acquired = await self._room.sandboxes.acquire(self._key, claim, wanted)
                 stage.how = acquired.how
         except FailedPrecondition as error:
@@ -259,7 +266,7 @@ class Preparation:
         return acquired
 
     async def _open(self, entry: Entry, acquired: Acquired) -> Ready:
-        with self._stages.stage("open") as stage:
+        with self._stage("open") as stage:
             self.opening_kept = acquired.how != "created"
             harness = await self._open_session(entry, acquired)
             self.opening_kept = False

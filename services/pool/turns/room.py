@@ -12,8 +12,8 @@ from services.pool.control.settlement import Settlement
 from services.pool.credentials_store import Credentials
 from services.pool.harness.port import HarnessClient
 from services.pool.log import Log
+from services.pool.metrics import Metrics
 from services.pool.settings import PoolSettings
-from services.pool.stats import Stats
 from services.pool.store import Store
 from services.pool.trust import Trust
 from services.pool.turns.parking import Parking
@@ -39,7 +39,7 @@ class TurnRoom:
     ids: Ids
     holder: str
     settings: PoolSettings
-    stats: Stats
+    stats: Metrics
     recovery: Recovery
     trust: Trust
     interactions: Interactions
