@@ -89,11 +89,11 @@ def status(root: Root = DEFAULT_ROOT, json: Json = False) -> None:
 
 def _print_components(components: list[Component]) -> None:
     table = Table(box=None, pad_edge=False)
-    for column in ("part", "state", "address", "pid"):
+    for column in ("part", "state", "address", "pid", "metrics"):
         table.add_column(column)
     for part in components:
         colour = {"stopped": "red", "not serving": "yellow"}.get(part.state, "green")
-        table.add_row(part.name, f"[{colour}]{part.state}[/{colour}]", part.address, str(part.pid or ""))
+        table.add_row(part.name, f"[{colour}]{part.state}[/{colour}]", part.address, str(part.pid or ""), part.metrics)
     out.print(table)
 
 

@@ -20,12 +20,14 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """One started process: `started` is its start time in seconds since the epoch, as the system reports it."""
+    """One started process: `started` is its start time in seconds since the epoch, as the system reports it. Services
+    have an address for calls and one at which their metrics are read."""
 
     name: str
     pid: int
     started: float
     address: str
+    metrics: str = ""
 
     @classmethod
     def of(cls, name: str, pid: int, address: str) -> ProcessRecord:

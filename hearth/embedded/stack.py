@@ -63,12 +63,14 @@ class StackOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Component:
-    """One part of a stack as it is now. `state` is `serving`, `not serving`, `running`, `external` or `stopped`."""
+    """One part of a stack as it is now. `state` is `serving`, `not serving`, `running`, `external` or `stopped`;
+    `metrics` is the address at which Prometheus reads those of a service, under `/metrics`."""
 
     name: str
     state: str
     address: str
     pid: int | None
+    metrics: str = ""
 
 
 class Stack:
@@ -79,6 +81,7 @@ class Stack:
         self.root = options.root.resolve()
         self._record_path = self.root / "stack.json"
         self._ports: dict[str, int] = {}
+        self._metrics_ports: dict[str, int] = {}
 
     def record(self) -> StackRecord | None:
         """What was started here, whether it still runs or not."""
@@ -105,6 +108,9 @@ class Stack:
             self._ports = {
                 **{name: int(entry.address.rpartition(":")[2] or 0) for name, entry in record.processes.items()},
                 **{name: port for name, port in self.options.ports.items() if port},
+            }
+            self._metrics_ports = {
+                name: int(entry.metrics.rpartition(":")[2] or 0) for name, entry in record.processes.items()
             }
             record.processes = {name: entry for name, entry in record.processes.items() if name in alive}
             started: list[str] = []
@@ -150,7 +156,7 @@ class Stack:
                 components.append(Component(name, "stopped", entry.address if entry is not None else "", None))
                 continue
             state = "serving" if await is_serving(entry.address) else "not serving"
-            components.append(Component(name, state, entry.address, entry.pid))
+            components.append(Component(name, state, entry.address, entry.pid, entry.metrics))
         return components
 
     def log_path(self, name: str) -> Path:
@@ -160,6 +166,9 @@ class Stack:
     def trace_path(self, name: str) -> Path:
         """Where a service writes its finished spans."""
         return self.root / "traces" / f"{name}.jsonl"
+
+    def _metrics_file(self, name: str) -> Path:
+        return self.root / f"{name}.metrics"
 
     def _stores(self) -> dict[str, EmbeddedPostgres | EmbeddedValkey]:
         return {
@@ -213,7 +222,9 @@ class Stack:
                 started.append(name)
                 record.save(self._record_path)
                 address = await self._bound_address(name, record.processes[name], address_file)
-                record.processes[name] = dataclasses.replace(record.processes[name], address=address)
+                # Written before that one.
+                metrics = _content(self._metrics_file(name))
+                record.processes[name] = dataclasses.replace(record.processes[name], address=address, metrics=metrics)
                 record.save(self._record_path)
         await asyncio.gather(*(self._until_serving(record.processes[name]) for name in self._services()))
 
@@ -221,13 +232,16 @@ class Stack:
         for path in (self.log_path(name), self.trace_path(name)):
             path.parent.mkdir(parents=True, exist_ok=True)
         address_file = self.root / f"{name}.address"
-        address_file.unlink(missing_ok=True)
+        for file in (address_file, self._metrics_file(name)):
+            file.unlink(missing_ok=True)
         environment = {
             **os.environ,
             "HEARTH_POSTGRES_DSN": record.postgres_dsn,
             "HEARTH_VALKEY_URL": record.valkey_url,
             "HEARTH_LISTEN": f"127.0.0.1:{self._ports.get(name, 0)}",
             "HEARTH_ADDRESS_FILE": str(address_file),
+            "HEARTH_METRICS_LISTEN": f"127.0.0.1:{self._metrics_ports.get(name, 0)}",
+            "HEARTH_METRICS_ADDRESS_FILE": str(self._metrics_file(name)),
             "HEARTH_TRACE_FILE": str(self.trace_path(name)),
             "HEARTH_LOCAL_ROOT": str(self.root / "sandboxes"),
             MARKER: str(self.root),

@@ -36,9 +36,14 @@ TURNS = metrics.counter(
 SETTLED = metrics.counter(
     "hearth.pool.executions.settled",
     "{execution}",
-    "executions that ended, each counted once in the deployment, also those that no process drove any more; `code` is"
-    " the reason of a failure, else empty",
-    labels={"outcome": (), "code": ()},
+    "executions that ended, each counted once in the deployment, also those that no process drove any more",
+    labels={"outcome": _OUTCOMES},
+)
+FAILED = metrics.counter(
+    "hearth.pool.executions.failed",
+    "{execution}",
+    "executions that ended as `failed`, by the code of the failure; see the page of errors",
+    labels={"code": ()},
 )
 MISSES = metrics.counter(
     "hearth.pool.misses",
@@ -58,7 +63,7 @@ COMMANDS = metrics.counter(
     "hearth.pool.commands",
     "{command}",
     "Stops and steers that were settled, by what came of them",
-    labels={"kind": ("stop", "steer"), "outcome": tuple(str(outcome).lower() for outcome in CommandOutcome)},
+    labels={"kind": ("stop", "steer"), "outcome": ("stopped", "not_running", "superseded", "lost")},
 )
 STOP = metrics.histogram(
     "hearth.pool.stop.duration",
@@ -139,6 +144,7 @@ class Metrics:
         self.misses_by_reason: Counter[str] = Counter()
         self._turns = Count(TURNS)
         self._settled = Count(SETTLED)
+        self._failed = Count(FAILED)
         self._misses = Count(MISSES)
         self._stages = Sizes(STAGES)
         self._commands = Count(COMMANDS)
@@ -154,8 +160,9 @@ class Metrics:
 
     def settled(self, outcome: Outcome, code: str) -> None:
         """An execution ended; `code` is the reason of a failure, in whatever words its writer had."""
-        known = code if code in _CODES else "OTHER"
-        self._settled.add(1, str(outcome).lower(), known if outcome is Outcome.FAILED else "")
+        self._settled.add(1, str(outcome).lower())
+        if outcome is Outcome.FAILED:
+            self._failed.add(1, code if code in _CODES else "OTHER")
 
     def missed(self, reason: str) -> None:
         """A turn could not go on with a live agent session."""
