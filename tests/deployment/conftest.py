@@ -57,9 +57,9 @@ def deployed(deployment: Path, postgres_dsn: str) -> Deployed:
             except BaseException as error:
                 for container in placed.containers:
                     error.add_note(f"--- {container.name}\n{daemons.tail(container.log)}")
+                await placed.stop(well=False)
                 raise
-            finally:
-                await placed.stop()
+            await placed.stop()
 
     return opened
 
