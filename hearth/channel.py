@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 
 import grpc
 import grpc.aio
+from opentelemetry import propagate, trace
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 # Servers end a connection that pings more often than every 10 s.
@@ -79,8 +80,9 @@ def open_channel(
     an address for each: then calls go around those that serve. What gRPC itself has a scheme for, as `ipv4:`, is taken
     as it is: then the first of several that answers gets all calls. Raises ValueError for one that is none of these.
 
-    `token` is sent as bearer token with each call. With `root_certificates` (PEM) the connection uses TLS and accepts
-    servers signed by one of them. `options` come after `OPTIONS` and win over them.
+    `token` is sent as bearer token with each call, and the span of OpenTelemetry that it is made in as its trace
+    context. With `root_certificates` (PEM) the connection uses TLS and accepts servers signed by one of them. `options`
+    come after `OPTIONS` and win over them.
     """
     address, balanced = target(address)
     own = {"grpc.service_config": _BALANCED_CONFIG} if balanced else {}
@@ -90,7 +92,7 @@ def open_channel(
         channel = grpc.aio.secure_channel(address, credentials, options=list(merged.items()))
     else:
         channel = grpc.aio.insecure_channel(address, options=list(merged.items()))
-    return _TokenChannel(channel, token) if token else channel
+    return _CallerChannel(channel, token)
 
 
 def target(address: str) -> tuple[str, bool]:
@@ -116,8 +118,17 @@ def target(address: str) -> tuple[str, bool]:
     return f"{schemes.pop()}:{','.join(replicas)}", True
 
 
-class _TokenChannel(grpc.aio.Channel):
-    """A channel that adds the token to each call.
+def trace_context() -> Sequence[tuple[str, str]]:
+    """What carries the current span of OpenTelemetry in metadata; nothing outside of a span."""
+    if not trace.get_current_span().get_span_context().is_valid:
+        return ()
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return tuple(carrier.items())
+
+
+class _CallerChannel(grpc.aio.Channel):
+    """A channel that says with each call who calls: by the token, and by the span that the call is made in.
 
     Not an interceptor: gRPC hands the messages of an intercepted stream through a queue of its own, one by one, and
     that costs more than the message.
@@ -125,23 +136,24 @@ class _TokenChannel(grpc.aio.Channel):
 
     def __init__(self, inner: grpc.aio.Channel, token: str) -> None:
         self._inner = inner
-        self._authorization = ("authorization", f"Bearer {token}")
+        self._authorization = (("authorization", f"Bearer {token}"),) if token else ()
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_token(self._inner.unary_unary(*args, **kwargs))
+        return self._with_caller(self._inner.unary_unary(*args, **kwargs))
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_token(self._inner.unary_stream(*args, **kwargs))
+        return self._with_caller(self._inner.unary_stream(*args, **kwargs))
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_token(self._inner.stream_unary(*args, **kwargs))
+        return self._with_caller(self._inner.stream_unary(*args, **kwargs))
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_token(self._inner.stream_stream(*args, **kwargs))
+        return self._with_caller(self._inner.stream_stream(*args, **kwargs))
 
-    def _with_token(self, multi_callable: Any) -> Any:
+    def _with_caller(self, multi_callable: Any) -> Any:
         def call(*request: Any, metadata: _Metadata = None, **options: Any) -> Any:
-            sent = grpc.aio.Metadata(*cast("Any", metadata or ()), self._authorization)
+            given = cast("Any", metadata or ())
+            sent = grpc.aio.Metadata(*given, *self._authorization, *trace_context())
             return multi_callable(*request, metadata=sent, **options)
 
         return call

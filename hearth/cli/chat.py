@@ -15,7 +15,7 @@ import typer
 from google.protobuf.message import Message
 from rich.markup import escape
 
-from hearth.cli import lines, words
+from hearth.cli import lines, tracing, words
 from hearth.cli.credentials import bindings
 from hearth.cli.output import POLICY_HELP, addresses, as_dict, err, out, print_json, run, spec_of, token
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
@@ -80,7 +80,7 @@ async def _chat(
             f"session [bold]{escape(key.session)}[/bold] of project {escape(key.project)}; /help, an empty line leaves"
         )
     async with Client(addresses(root), token=token()) as client:
-        await _Chat(client, key, spec, files, json=json).run()
+        await _Chat(client, key, spec, files, root, json=json).run()
 
 
 async def attached(client: Client, key: session_pb2.SessionKey, files: Sequence[Path]) -> list[content_pb2.ContentPart]:
@@ -104,6 +104,7 @@ class _Chat:
         key: session_pb2.SessionKey,
         spec: control_pb2.SessionSpec | None,
         files: Sequence[Path],
+        root: Path,
         *,
         json: bool,
     ) -> None:
@@ -111,6 +112,7 @@ class _Chat:
         self._key = key
         self._spec = spec
         self._files = files
+        self._root = root
         self._json = json
         self._printer = Printer(quiet=json)
         self._view = Transcript()
@@ -207,9 +209,10 @@ class _Chat:
             on_busy = control_pb2.ON_BUSY_STEER if steer else control_pb2.ON_BUSY_QUEUE
             # What is stopped for it is what the person sees run.
             aim = self._standing.running if steer else ""
-            answer = await self._client.send(
-                self._key, content, spec=self._spec, on_busy=on_busy, steer_execution_id=aim
-            )
+            with tracing.sending(self._root, "chat"):
+                answer = await self._client.send(
+                    self._key, content, spec=self._spec, on_busy=on_busy, steer_execution_id=aim
+                )
             self._spec, self._files = None, ()
             self._told(answer)
             match answer.WhichOneof("result"):

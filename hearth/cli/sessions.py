@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from hearth.cli import tracing
 from hearth.cli.chat import Attach, Credential, attached
 from hearth.cli.credentials import bindings
 from hearth.cli.output import POLICY_HELP, Exit, addresses, as_dict, out, print_json, run, spec_of, token
@@ -55,13 +56,15 @@ def send(
         key = session_key(project, session)
         async with Client(addresses(root), token=token()) as client:
             head = (await client.head(key)).head if wait else None
-            answer = await client.send(
-                key,
-                [*text_content(text), *await attached(client, key, attach)],
-                request_id=request_id or str(uuid.uuid4()),
-                spec=spec,
-                on_busy=ON_BUSY[on_busy],
-            )
+            content = [*text_content(text), *await attached(client, key, attach)]
+            with tracing.sending(root, "send"):
+                answer = await client.send(
+                    key,
+                    content,
+                    request_id=request_id or str(uuid.uuid4()),
+                    spec=spec,
+                    on_busy=ON_BUSY[on_busy],
+                )
             if json:
                 print_json(as_dict(answer))
             else:

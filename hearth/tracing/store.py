@@ -113,7 +113,8 @@ class TraceStore:
         if len(wanted) < _SHORTEST:
             raise NotFound(f"{wanted!r} is too short: give at least {_SHORTEST} characters of an id, or `{LATEST}`")
         matching = [span for span in self._having(wanted) if _is_meant(span, wanted)]
-        traces = {span.trace_id for span in matching}
+        # A turn, before calls that only speak of its execution.
+        traces = {span.trace_id for span in matching if span.name == TURN} or {span.trace_id for span in matching}
         if not traces:
             raise NotFound(f"no execution or trace with the id {wanted} in {self._directory}")
         if len(traces) > 1:

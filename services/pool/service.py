@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import datetime
 from typing import Any, TypeVar
 
+from opentelemetry import trace
+
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.session.v1 import session_service_pb2_grpc
@@ -87,7 +89,14 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
             received_at,
             requests.steers_of(request),
         )
-        return messages.sent(await to_its_end(self._inputs.send(new)))
+        answer = messages.sent(await to_its_end(self._inputs.send(new)))
+        span = trace.get_current_span()
+        span.set_attribute("hearth.project", key.project)
+        span.set_attribute("hearth.session", key.session)
+        if answer.HasField("started"):
+            # Its trace is found by this while the turn runs, whose own span comes last.
+            span.set_attribute("hearth.execution", answer.started.execution.execution_id)
+        return answer
 
     async def StopExecution(self, request: calls.StopExecutionRequest, context: Context) -> calls.StopExecutionResponse:
         """Accept a Stop."""

@@ -10,8 +10,10 @@ import pytest
 import pytest_asyncio
 
 from hearth.tracing.layout import Row, Trace
+from hearth.tracing.store import NotFound
 from tests.support.caller import SERVICE, Caller, calling
 from tests.support.cli import Hearth
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -19,8 +21,9 @@ SEND = "hearth.session.v1.SessionService/SendInput"
 ACQUIRE = "hearth.sandbox.v1.SandboxService/Acquire"
 RELEASE = "hearth.sandbox.v1.SandboxService/Release"
 SUBSCRIBE = "hearth.relay.v1.RelayService/Subscribe"
-# What is written last, and by whom else than the pool.
-LAST = (RELEASE, RELEASE, "turn.park", "history.commit", "publish hearth:live", "process hearth:live")
+# What is written last, and by whom else than the pool: the start and the ending are told on their own.
+TOLD = ("history.commit", "publish hearth:live", "process hearth:live")
+LAST = (RELEASE, RELEASE, "turn.park", *TOLD, *TOLD)
 SECRET = "geheim"
 
 
@@ -123,3 +126,26 @@ async def test_a_turn_that_fails_is_marked_and_what_was_said_is_not_told(hearth:
     assert failed["turn"] == failed["invoke_agent scripted"]
     assert failed["turn"].isupper()
     assert SECRET not in "".join(path.read_text() for path in (hearth.root / "traces").iterdir())
+
+
+async def test_a_message_of_the_program_has_its_span_as_root(hearth: Hearth, caller: Caller) -> None:
+    sent = (await hearth.run("send", f"trace-{uuid.uuid4().hex[:8]}", "hello", "--json")).json()
+    trace = await caller.traced(sent["started"]["execution"]["execution_id"], "turn.park")
+    assert [(row.span.service, row.span.name) for row in trace.rows if row.depth == 0] == [("cli", "hearth send")]
+    assert [above(trace, row) for row in named(trace, "turn")] == [[SEND, "hearth send"]]
+
+
+async def test_a_turn_that_runs_is_found_by_its_execution(hearth: Hearth, caller: Caller) -> None:
+    session = f"trace-{uuid.uuid4().hex[:8]}"
+    execution = await caller.send(session, "stream 2000 words at 200/s")
+
+    def found() -> bool:
+        try:
+            names = {span.name for span in caller.store.find(execution)}
+        except NotFound:
+            return False
+        return {SEND, "turn.acquire", "session/new"} <= names and "turn" not in names
+
+    await eventually(found)
+    assert (await hearth.run("stop", session)).code == 0
+    assert len((await caller.traced(execution)).executions) == 1

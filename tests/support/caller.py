@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from opentelemetry import propagate, trace
+from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
-from hearth.client import Addresses, Client, session_key, text_content
-from hearth.session.v1 import session_service_pb2
+from hearth.client import Addresses, Client, session_key
 from hearth.tracing.layout import Trace, lay_out
 from hearth.tracing.store import NotFound, TraceStore
 from services.chassis.span_file import SpanFile
@@ -35,13 +33,8 @@ class Caller:
 
     async def send(self, session: str, text: str, project: str = "demo") -> str:
         """Send a message; the id of its execution."""
-        request = session_service_pb2.SendInputRequest(
-            session=session_key(project, session), request_id=str(uuid.uuid4()), content=text_content(text)
-        )
         with self._tracer.start_as_current_span("POST /chat", kind=trace.SpanKind.SERVER):
-            carried: dict[str, str] = {}
-            propagate.inject(carried)
-            answer = await self._client.sessions.SendInput(request, metadata=tuple(carried.items()))
+            answer = await self._client.send(session_key(project, session), text)
         return answer.started.execution.execution_id
 
     async def traced(self, execution: str, *names: str) -> Trace:

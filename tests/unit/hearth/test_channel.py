@@ -13,8 +13,10 @@ import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
+from opentelemetry import trace
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-from hearth.channel import OPTIONS, open_channel, target
+from hearth.channel import OPTIONS, open_channel, target, trace_context
 
 
 class Recorder(grpc.GenericRpcHandler):
@@ -78,6 +80,13 @@ async def test_the_token_goes_with_every_kind_of_call(
         assert await both.read() == b"d"
         both.cancel()
     assert recorder.seen == [expected] * 4
+
+
+def test_a_call_carries_the_span_that_it_is_made_in() -> None:
+    assert trace_context() == ()
+    context = SpanContext(0xA1, 0xB2, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    with trace.use_span(NonRecordingSpan(context)):
+        assert trace_context() == (("traceparent", f"00-{0xA1:032x}-{0xB2:016x}-01"),)
 
 
 def test_servers_must_not_mistake_our_pings_for_an_attack() -> None:
