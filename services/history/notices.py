@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from opentelemetry.instrumentation.utils import suppress_instrumentation
 from redis.exceptions import RedisError
 
 from services.chassis.settings import StartupError, ValkeySettings
@@ -224,7 +225,8 @@ class Publisher:
                 self._filled.clear()
                 continue
             try:
-                with spans.sending([message.traceparent for message in batch]):
+                # The command has no span beside: it is the same thing again.
+                with spans.sending([message.traceparent for message in batch]), suppress_instrumentation():
                     await script(args=[part for message in batch for part in message[:2]])
             except (RedisError, OSError) as error:
                 logger.warning("bus is away, notices are dropped", extra={"cause": type(error).__name__})
