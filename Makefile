@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?= -n 4 --dist loadfile
 PROTOS := $(shell find protos -name '*.proto')
 
-.PHONY: setup browser images demo test exhaustive coverage-map mutations lint conformance soak soak-control exactly-once faults clean
+.PHONY: setup browser images demo test exhaustive coverage-map mutations lint conformance soak soak-control exactly-once faults agents clean
 
 setup: $(VENV)/.stubs
 
@@ -59,7 +59,9 @@ mutations: setup
 lint: setup
 	@$(BIN)/buf lint
 	@$(BIN)/python scripts/generate_docs.py --check
+	@$(BIN)/python scripts/settings_page.py --check
 	@$(BIN)/python scripts/coverage_map.py --check
+	@$(BIN)/python -m scripts.agents --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -91,6 +93,13 @@ exactly-once: setup
 N ?= 3
 faults: setup
 	@$(BIN)/python -m tests.faults --rounds $(N) --seed $(SEED) $(FAULTS)
+
+# Codex, Claude Code, Pi and OpenCode through Hearth with a stand-in of their models; AGENTS=codex,pi takes only these.
+# Installs them from npm into ~/.cache/hearth/agents (1 GB). Writes the table of docs/agents.md when all passed.
+agents: setup
+	@mkdir -p build
+	@AGENTS=$(AGENTS) $(BIN)/python -m pytest -q -o junit_family=xunit1 --junit-xml=build/agents.xml tests/agents
+	@$(BIN)/python -m scripts.agents --results build/agents.xml
 
 clean:
 	rm -rf $(VENV) .hearth .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
