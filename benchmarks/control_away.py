@@ -19,7 +19,7 @@ from benchmarks.rig import Rig
 from benchmarks.runs import Part
 from benchmarks.warm_turns import House, ending_of
 from hearth.client import session_key
-from hearth.errors import read_error
+from hearth.errors import CallError
 from hearth.types.v1 import session_pb2
 
 _AGAIN_SECONDS = 0.2
@@ -122,8 +122,8 @@ async def _turn(house: House, talked: Talked, shape: Shape) -> None:
         try:
             answer = await house.client.send(talked.key, "stream 20 words at 50/s", request_id=request_id)
             break
-        except grpc.aio.AioRpcError as error:
-            if read_error(error).code not in _GONE or time.monotonic() > ends:
+        except CallError as error:
+            if error.code not in _GONE or time.monotonic() > ends:
                 raise
             talked.refused += 1
             await asyncio.sleep(_AGAIN_SECONDS)

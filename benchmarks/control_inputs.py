@@ -27,6 +27,7 @@ from benchmarks.rig import Rig, Service
 from benchmarks.runs import Part, Say
 from benchmarks.warm_turns import House, ending_of
 from hearth.client import session_key
+from hearth.errors import CallError
 from hearth.session.v1 import session_pb2 as control_pb2
 from hearth.types.v1 import event_pb2
 
@@ -99,8 +100,8 @@ async def _send(house: House, name: str, items: Iterable[str], seen: Seen, chanc
         while True:
             try:
                 answer = await house.client.send(session_key(PROJECT, name), text, request_id=item)
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _GONE:
+            except CallError as error:
+                if error.code not in _GONE:
                     raise
                 await asyncio.sleep(_AGAIN_SECONDS)
                 continue
@@ -143,8 +144,8 @@ async def _resume(house: House) -> None:
             async for session in house.client.sessions_of(PROJECT):
                 if session.queue_paused and session.queued_inputs and not _active(session):
                     await house.client.resume_queue(session.session)
-        except grpc.aio.AioRpcError as error:
-            if error.code() not in _GONE:
+        except CallError as error:
+            if error.code not in _GONE:
                 raise
         await asyncio.sleep(_LOOK_SECONDS)
 

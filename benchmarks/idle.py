@@ -18,6 +18,7 @@ from benchmarks.runs import Part
 from benchmarks.steady import shares
 from benchmarks.writing import begin, check_stored, key, message, producer
 from hearth.channel import open_channel
+from hearth.errors import CallError
 from hearth.relay.v1 import relay_service_pb2_grpc
 from hearth.watch import Watch
 
@@ -58,8 +59,8 @@ class _Reader:
                     self.ready_on = self.watch.reconnects
                 elif item.HasField("event"):
                     self.events += 1
-        except grpc.aio.AioRpcError as error:
-            self.refused = f"{error.code().name}: {error.details()}"
+        except CallError as error:
+            self.refused = f"{error.code.name}: {error.message}"
 
 
 async def stay(link: Link, relay: str, seats: Sequence[str]) -> None:

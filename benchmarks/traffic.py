@@ -23,7 +23,8 @@ from benchmarks.rig import Rig
 from benchmarks.runs import Options, Part, Say, once
 from benchmarks.traffic_people import Diary, Habits, use
 from hearth.cli.stand_in import AGENTD
-from hearth.client import CALL_SECONDS, Client
+from hearth.client import Client
+from hearth.paging import CALL_SECONDS
 from hearth.sandbox.v1 import sandbox_service_pb2
 from tests.support.daytona import checks, remote
 from tests.support.daytona.processes import MARKER

@@ -17,8 +17,9 @@ from typing import TypeVar
 
 import grpc.aio
 
-from hearth.client import CALL_SECONDS, Client, session_key
-from hearth.errors import read_error
+from hearth.client import Client, session_key
+from hearth.errors import FAILED_CALLS, read_error
+from hearth.paging import CALL_SECONDS
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2
 from hearth.types.v1 import event_pb2, session_pb2
@@ -260,7 +261,7 @@ class Person:
     async def _try(self, call: Callable[[], Awaitable[_T]], what: str) -> _T | None:
         try:
             return await call()
-        except grpc.aio.AioRpcError as error:
+        except FAILED_CALLS as error:
             refused = read_error(error)
             if refused.reason not in _RACES:
                 self._wrong(f"{what} was refused: {refused}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -64,13 +64,16 @@ _OF_GRPC = ("ipv4:", "ipv6:", "unix:")
 # With one of these an address is in the words of gRPC.
 SCHEMES = ("dns:", *_OF_GRPC)
 
+# A bearer token, or what tells the one that counts now.
+Token = str | Callable[[], str]
+
 _Metadata = grpc.aio.Metadata | Sequence[tuple[str, str | bytes]] | None
 
 
 def open_channel(
     address: str,
     *,
-    token: str = "",
+    token: Token = "",
     root_certificates: bytes | None = None,
     options: Sequence[tuple[str, Any]] = (),
 ) -> grpc.aio.Channel:
@@ -118,6 +121,11 @@ def target(address: str) -> tuple[str, bool]:
     return f"{schemes.pop()}:{','.join(replicas)}", True
 
 
+def token_of(token: Token) -> str:
+    """The token to send now; empty for none."""
+    return token if isinstance(token, str) else token()
+
+
 def trace_context() -> Sequence[tuple[str, str]]:
     """What carries the current span of OpenTelemetry in metadata; nothing outside of a span."""
     if not trace.get_current_span().get_span_context().is_valid:
@@ -134,9 +142,9 @@ class _CallerChannel(grpc.aio.Channel):
     that costs more than the message.
     """
 
-    def __init__(self, inner: grpc.aio.Channel, token: str) -> None:
+    def __init__(self, inner: grpc.aio.Channel, token: Token) -> None:
         self._inner = inner
-        self._authorization = (("authorization", f"Bearer {token}"),) if token else ()
+        self._token = token
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
         return self._with_caller(self._inner.unary_unary(*args, **kwargs))
@@ -153,7 +161,9 @@ class _CallerChannel(grpc.aio.Channel):
     def _with_caller(self, multi_callable: Any) -> Any:
         def call(*request: Any, metadata: _Metadata = None, **options: Any) -> Any:
             given = cast("Any", metadata or ())
-            sent = grpc.aio.Metadata(*given, *self._authorization, *trace_context())
+            token = token_of(self._token)
+            authorization = (("authorization", f"Bearer {token}"),) if token else ()
+            sent = grpc.aio.Metadata(*given, *authorization, *trace_context())
             return multi_callable(*request, metadata=sent, **options)
 
         return call

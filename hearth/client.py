@@ -9,25 +9,28 @@ async with Client(Addresses()) as hearth:
 ```
 
 Every change takes a `request_id`, new where it is empty. When the answer was lost, repeat the call with the same one,
-and it answers with what the first one made. What a service refuses is raised as the `grpc.aio.AioRpcError` that
-`hearth.errors.read_error` reads. For what has no method here there are the stubs: `sessions`, `histories`, `relays`,
-`sandboxes`, `pools`.
+and it answers with what the first one made. What a service refuses is raised as a `hearth.errors.CallError`, of the
+class for its code. For what has no method here there are the stubs: `sessions`, `histories`, `relays`, `sandboxes`,
+`pools`. They raise the `grpc.aio.AioRpcError` that `hearth.errors.read_error` reads.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Protocol, Self, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from typing import Self
 
 import grpc.aio
 
-from hearth.channel import open_channel
+from hearth.admin import Admin
+from hearth.channel import Token, open_channel, token_of
+from hearth.errors import answered, read_error
 from hearth.history.v1 import history_pb2, history_service_pb2, history_service_pb2_grpc
+from hearth.paging import CALL_SECONDS, pages
 from hearth.pool.v1 import pool_service_pb2_grpc
+from hearth.reducer import Transcript, is_ending
 from hearth.relay.v1 import relay_service_pb2_grpc
 from hearth.sandbox.v1 import sandbox_service_pb2_grpc
 from hearth.session.v1 import session_pb2 as control_pb2
@@ -35,36 +38,8 @@ from hearth.session.v1 import session_service_pb2, session_service_pb2_grpc
 from hearth.types.v1 import content_pb2, event_pb2, session_pb2
 from hearth.watch import Watch
 
-CALL_SECONDS = 30.0
 UPLOAD_SECONDS = 300.0
 CHUNK_BYTES = 512 * 1024
-
-
-class _Request(Protocol):
-    page_token: str
-
-
-class _Page(Protocol):
-    @property
-    def next_page_token(self) -> str: ...
-
-
-_R = TypeVar("_R", bound=_Request)
-_P = TypeVar("_P", bound=_Page)
-
-
-async def pages(call: Callable[..., Awaitable[_P]], request: _R) -> AsyncIterator[_P]:
-    """The responses of a list call, from the page that `request` asks for to the last one; the request stays as it is.
-
-    Raises the `grpc.aio.AioRpcError` of the call.
-    """
-    wanted = copy.deepcopy(request)
-    while True:
-        page = await call(wanted, timeout=CALL_SECONDS)
-        yield page
-        if not page.next_page_token:
-            return
-        wanted.page_token = page.next_page_token
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,11 +84,19 @@ def told(interaction_id: str, answer_json: str) -> control_pb2.InteractionAnswer
 
 
 class Client:
-    """Connections to the services of one deployment; open it with `async with`. `token` is sent as a bearer token."""
+    """Connections to the services of one deployment; open it with `async with`.
 
-    def __init__(self, addresses: Addresses, *, token: str = "") -> None:
-        self._addresses = addresses
+    `token` is sent as a bearer token with each call. One that expires is given as a function without arguments, which
+    is asked for each call and so should answer from memory. With `root_certificates` (PEM) connections use TLS and
+    accept servers signed by one of them. A call that is made in a span of OpenTelemetry carries its context.
+    """
+
+    def __init__(
+        self, addresses: Addresses | None = None, *, token: Token = "", root_certificates: bytes | None = None
+    ) -> None:
+        self._addresses = addresses or Addresses()
         self._token = token
+        self._root_certificates = root_certificates
         self._channels: list[grpc.aio.Channel] = []
 
     async def __aenter__(self) -> Self:
@@ -123,6 +106,7 @@ class Client:
         self.histories = history_service_pb2_grpc.HistoryServiceStub(self._open(where.history))
         self.relays = relay_service_pb2_grpc.RelayServiceStub(self._open(where.relay))
         self.sandboxes = sandbox_service_pb2_grpc.SandboxServiceStub(self._open(where.sandbox))
+        self.admin = Admin(self.sessions, self.pools, self.histories, self.sandboxes)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -131,8 +115,9 @@ class Client:
         self._channels.clear()
 
     def _open(self, address: str) -> grpc.aio.Channel:
-        self._channels.append(open_channel(address, token=self._token))
-        return self._channels[-1]
+        channel = open_channel(address, token=self._token, root_certificates=self._root_certificates)
+        self._channels.append(channel)
+        return channel
 
     async def send(
         self,
@@ -148,16 +133,18 @@ class Client:
 
         With STEER only the execution named is stopped for it, whichever runs where none is named.
         """
-        return await self.sessions.SendInput(
-            session_service_pb2.SendInputRequest(
-                session=key,
-                request_id=request_id or new_id(),
-                content=content_of(content),
-                spec=spec,
-                on_busy=on_busy,
-                steer_execution_id=steer_execution_id,
-            ),
-            timeout=CALL_SECONDS,
+        return await answered(
+            self.sessions.SendInput(
+                session_service_pb2.SendInputRequest(
+                    session=key,
+                    request_id=request_id or new_id(),
+                    content=content_of(content),
+                    spec=spec,
+                    on_busy=on_busy,
+                    steer_execution_id=steer_execution_id,
+                ),
+                timeout=CALL_SECONDS,
+            )
         )
 
     async def attach(
@@ -184,28 +171,33 @@ class Client:
             for start in range(0, len(data), CHUNK_BYTES):
                 yield session_service_pb2.PutAttachmentRequest(chunk=data[start : start + CHUNK_BYTES])
 
-        answer = await self.sessions.PutAttachment(requests(), timeout=UPLOAD_SECONDS)
+        answer = await answered(self.sessions.PutAttachment(requests(), timeout=UPLOAD_SECONDS))
         return answer.attachment
 
     async def stop(
         self, key: session_pb2.SessionKey, *, execution_id: str = "", seen_epoch: int = 0, request_id: str = ""
     ) -> control_pb2.Command:
         """Ask the execution to stop; without its id, whichever runs and is not newer than `seen_epoch`."""
-        answer = await self.sessions.StopExecution(
-            session_service_pb2.StopExecutionRequest(
-                session=key,
-                request_id=request_id or new_id(),
-                execution_id=execution_id,
-                seen_epoch=seen_epoch,
-            ),
-            timeout=CALL_SECONDS,
+        answer = await answered(
+            self.sessions.StopExecution(
+                session_service_pb2.StopExecutionRequest(
+                    session=key,
+                    request_id=request_id or new_id(),
+                    execution_id=execution_id,
+                    seen_epoch=seen_epoch,
+                ),
+                timeout=CALL_SECONDS,
+            )
         )
         return answer.command
 
     async def kill(self, key: session_pb2.SessionKey, *, request_id: str = "") -> control_pb2.Session:
         """End whatever runs, empty the queue, delete the sandbox. The log stays, and the session may be used again."""
-        answer = await self.sessions.KillSession(
-            session_service_pb2.KillSessionRequest(session=key, request_id=request_id or new_id()), timeout=CALL_SECONDS
+        answer = await answered(
+            self.sessions.KillSession(
+                session_service_pb2.KillSessionRequest(session=key, request_id=request_id or new_id()),
+                timeout=CALL_SECONDS,
+            )
         )
         return answer.session
 
@@ -218,11 +210,13 @@ class Client:
         request_id: str = "",
     ) -> session_service_pb2.AnswerInteractionsResponse:
         """Answer what the agent asked, see `decided` and `told`: all of the answers are taken, or none."""
-        return await self.sessions.AnswerInteractions(
-            session_service_pb2.AnswerInteractionsRequest(
-                session=key, request_id=request_id or new_id(), answers=answers, answered_by=answered_by
-            ),
-            timeout=CALL_SECONDS,
+        return await answered(
+            self.sessions.AnswerInteractions(
+                session_service_pb2.AnswerInteractionsRequest(
+                    session=key, request_id=request_id or new_id(), answers=answers, answered_by=answered_by
+                ),
+                timeout=CALL_SECONDS,
+            )
         )
 
     async def interactions(
@@ -250,11 +244,13 @@ class Client:
         request_id: str = "",
     ) -> control_pb2.Input:
         """Replace the content of an input that waits."""
-        answer = await self.sessions.UpdateInput(
-            session_service_pb2.UpdateInputRequest(
-                session=key, request_id=request_id or new_id(), input_id=input_id, content=content_of(content)
-            ),
-            timeout=CALL_SECONDS,
+        answer = await answered(
+            self.sessions.UpdateInput(
+                session_service_pb2.UpdateInputRequest(
+                    session=key, request_id=request_id or new_id(), input_id=input_id, content=content_of(content)
+                ),
+                timeout=CALL_SECONDS,
+            )
         )
         return answer.input
 
@@ -262,9 +258,13 @@ class Client:
         self, key: session_pb2.SessionKey, input_id: str, *, request_id: str = ""
     ) -> control_pb2.Input:
         """Take an input out of the queue."""
-        answer = await self.sessions.RemoveInput(
-            session_service_pb2.RemoveInputRequest(session=key, request_id=request_id or new_id(), input_id=input_id),
-            timeout=CALL_SECONDS,
+        answer = await answered(
+            self.sessions.RemoveInput(
+                session_service_pb2.RemoveInputRequest(
+                    session=key, request_id=request_id or new_id(), input_id=input_id
+                ),
+                timeout=CALL_SECONDS,
+            )
         )
         return answer.input
 
@@ -272,20 +272,24 @@ class Client:
         self, key: session_pb2.SessionKey, input_id: str, *, execution_id: str = "", request_id: str = ""
     ) -> session_service_pb2.SendInputNowResponse:
         """Run an input that waits before all others, stopping what runs; the execution named, where one is."""
-        return await self.sessions.SendInputNow(
-            session_service_pb2.SendInputNowRequest(
-                session=key, request_id=request_id or new_id(), input_id=input_id, execution_id=execution_id
-            ),
-            timeout=CALL_SECONDS,
+        return await answered(
+            self.sessions.SendInputNow(
+                session_service_pb2.SendInputNowRequest(
+                    session=key, request_id=request_id or new_id(), input_id=input_id, execution_id=execution_id
+                ),
+                timeout=CALL_SECONDS,
+            )
         )
 
     async def resume_queue(
         self, key: session_pb2.SessionKey, *, request_id: str = ""
     ) -> session_service_pb2.ResumeQueueResponse:
         """Let a paused queue go on."""
-        return await self.sessions.ResumeQueue(
-            session_service_pb2.ResumeQueueRequest(session=key, request_id=request_id or new_id()),
-            timeout=CALL_SECONDS,
+        return await answered(
+            self.sessions.ResumeQueue(
+                session_service_pb2.ResumeQueueRequest(session=key, request_id=request_id or new_id()),
+                timeout=CALL_SECONDS,
+            )
         )
 
     async def sessions_of(self, project: str) -> AsyncIterator[control_pb2.Session]:
@@ -297,22 +301,26 @@ class Client:
 
     async def get_execution(self, key: session_pb2.SessionKey, execution_id: str) -> control_pb2.Execution:
         """One run of the agent, as it stands."""
-        answer = await self.sessions.GetExecution(
-            session_service_pb2.GetExecutionRequest(session=key, execution_id=execution_id), timeout=CALL_SECONDS
+        answer = await answered(
+            self.sessions.GetExecution(
+                session_service_pb2.GetExecutionRequest(session=key, execution_id=execution_id), timeout=CALL_SECONDS
+            )
         )
         return answer.execution
 
     async def get_command(self, key: session_pb2.SessionKey, command_id: str) -> control_pb2.Command:
         """What became of a Stop or a steer so far."""
-        answer = await self.sessions.GetCommand(
-            session_service_pb2.GetCommandRequest(session=key, command_id=command_id), timeout=CALL_SECONDS
+        answer = await answered(
+            self.sessions.GetCommand(
+                session_service_pb2.GetCommandRequest(session=key, command_id=command_id), timeout=CALL_SECONDS
+            )
         )
         return answer.command
 
     async def get_session(self, key: session_pb2.SessionKey) -> control_pb2.Session:
         """The session as it stands."""
-        answer = await self.sessions.GetSession(
-            session_service_pb2.GetSessionRequest(session=key), timeout=CALL_SECONDS
+        answer = await answered(
+            self.sessions.GetSession(session_service_pb2.GetSessionRequest(session=key), timeout=CALL_SECONDS)
         )
         return answer.session
 
@@ -325,7 +333,27 @@ class Client:
         events_only: bool = False,
     ) -> Watch:
         """Everything after a cursor, then live, over reconnects. See `Watch`."""
-        return Watch(self.relays, key, after=after, tail=tail, events_only=events_only)
+        return Watch(
+            self.relays,
+            key,
+            after=after,
+            tail=tail,
+            events_only=events_only,
+            token=lambda: token_of(self._token),
+        )
+
+    async def follow(self, key: session_pb2.SessionKey, *, until_ended: str = "") -> AsyncIterator[Transcript]:
+        """What is visible of a session from its beginning on: the same `Transcript` again after each change.
+
+        `until_ended` is an execution; the iteration ends with its ending. Without one it goes on for ever.
+        """
+        transcript = Transcript()
+        async for item in self.watch(key):
+            transcript.apply(item)
+            yield transcript
+            event = item.event.event
+            if until_ended and is_ending(event.type) and event.execution_id == until_ended:
+                return
 
     async def history(
         self, key: session_pb2.SessionKey, *, after: session_pb2.Cursor | None = None
@@ -336,12 +364,14 @@ class Client:
             async for chunk in call:
                 for item in chunk.events:
                     yield item
+        except grpc.aio.AioRpcError as error:
+            raise read_error(error) from error
         finally:
             call.cancel()
 
     async def head(self, key: session_pb2.SessionKey) -> history_pb2.Head:
         """Where the log stands."""
-        answer = await self.histories.GetHeads(
-            history_service_pb2.GetHeadsRequest(sessions=[key]), timeout=CALL_SECONDS
+        answer = await answered(
+            self.histories.GetHeads(history_service_pb2.GetHeadsRequest(sessions=[key]), timeout=CALL_SECONDS)
         )
         return answer.heads[0]

@@ -7,7 +7,7 @@ Decide by `code` and `reason`, never by the text: reasons are the names of `hear
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
 import grpc
@@ -19,6 +19,7 @@ from google.rpc import error_details_pb2, status_pb2
 DETAILS_KEY = "grpc-status-details-bin"
 
 _M = TypeVar("_M", bound=Message)
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,8 +69,90 @@ class CallError(Exception):
         return None
 
 
-def read_error(error: grpc.aio.AioRpcError) -> CallError:
-    """Everything that the status of a failed call carries."""
+class InvalidArgument(CallError):
+    """The request is wrong whatever the state; `field_violations` name what."""
+
+
+class NotFound(CallError):
+    """There is no such thing, or not for this token."""
+
+
+class AlreadyExists(CallError):
+    """The id was used before for something else."""
+
+
+class FailedPrecondition(CallError):
+    """The state does not allow it; `reason` and `metadata` say which state."""
+
+
+class OutOfRange(CallError):
+    """A cursor that the log does not hold; start again from the bounds in `metadata`."""
+
+
+class Aborted(CallError):
+    """Another request was faster."""
+
+
+class PermissionDenied(CallError):
+    """The token does not have the project or the scope."""
+
+
+class Unauthenticated(CallError):
+    """No token, or one that does not count any more."""
+
+
+class ResourceExhausted(CallError):
+    """Over a limit; `retry_after` says when to come again, where that helps."""
+
+
+class Unavailable(CallError):
+    """The service, or something that it needs, is away. Repeating with the same `request_id` is safe."""
+
+
+class DeadlineExceeded(CallError):
+    """No answer in time. The work may be done; repeating with the same `request_id` is safe."""
+
+
+class DataLoss(CallError):
+    """What was stored cannot be read."""
+
+
+class Unimplemented(CallError):
+    """The service does not know this."""
+
+
+_CLASSES: dict[grpc.StatusCode, type[CallError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
+    grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
+    grpc.StatusCode.OUT_OF_RANGE: OutOfRange,
+    grpc.StatusCode.ABORTED: Aborted,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.DATA_LOSS: DataLoss,
+    grpc.StatusCode.UNIMPLEMENTED: Unimplemented,
+}
+
+# What fails a call: a stub raises the one, `hearth.Client` the other; `read_error` takes both.
+FAILED_CALLS = (grpc.aio.AioRpcError, CallError)
+
+
+async def answered(call: Awaitable[_T]) -> _T:
+    """The answer to a call; what it fails with is raised as `CallError`."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise read_error(error) from error
+
+
+def read_error(error: grpc.aio.AioRpcError | CallError) -> CallError:
+    """Everything that the status of a failed call carries, in the class for its code; what was read stays as it is."""
+    if isinstance(error, CallError):
+        return error
     status = _status_of(error)
     reason, metadata = "", dict[str, str]()
     violations: list[tuple[str, str]] = []
@@ -89,7 +172,7 @@ def read_error(error: grpc.aio.AioRpcError) -> CallError:
             resource = Resource(about.resource_type, about.resource_name, about.description)
         else:
             further.append(packed)
-    return CallError(
+    return _CLASSES.get(error.code(), CallError)(
         error.code(),
         error.details() or error.code().name,
         reason=reason,

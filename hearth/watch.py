@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc.aio
 
+from hearth.errors import read_error
 from hearth.relay.v1 import relay_pb2, relay_service_pb2, relay_service_pb2_grpc
 from hearth.types.v1 import session_pb2
 
@@ -28,8 +29,9 @@ class Watch:
 
     `after` None starts at the beginning, `tail` at what comes from now on. After a reconnect the relay sends again what
     it has buffered of unfinished messages; an item `reset`, made here, comes first and voids the frames held so far.
-    Errors that a reconnect cannot heal (`CURSOR_AHEAD`, `LOG_REPLACED`, `CURSOR_EXPIRED`, rights) are raised as the
-    `grpc.aio.AioRpcError` that they are.
+    Errors that a reconnect cannot heal (`CURSOR_AHEAD`, `LOG_REPLACED`, `CURSOR_EXPIRED`, rights) are raised as
+    `hearth.errors.CallError`. `token` tells the token that the stub would send now: a stream that ended because its
+    token did is opened anew if there is another one by then.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Watch:
         after: session_pb2.Cursor | None = None,
         tail: bool = False,
         events_only: bool = False,
+        token: Callable[[], str] | None = None,
     ) -> None:
         self._stub = stub
         self._session = session
@@ -47,11 +50,13 @@ class Watch:
         self._tail = tail and after is None
         self.cursor = after if after is not None else session_pb2.Cursor()
         self.reconnects = 0
+        self._token = token
         self._held: relay_pb2.FrameItem | None = None
 
     async def __aiter__(self) -> AsyncIterator[relay_pb2.Item]:
         backoff = FIRST_BACKOFF_SECONDS
         while True:
+            sent = self._token() if self._token is not None else ""
             call = self._stub.Subscribe(self._request())
             if self._held is not None:
                 held, self._held = self._held, None
@@ -69,8 +74,9 @@ class Watch:
             except TimeoutError:
                 pass
             except grpc.aio.AioRpcError as error:
-                if error.code() not in RESUMABLE:
-                    raise
+                renewed = error.code() is grpc.StatusCode.UNAUTHENTICATED and self._token and self._token() != sent
+                if error.code() not in RESUMABLE and not renewed:
+                    raise read_error(error) from error
             finally:
                 call.cancel()
             self.reconnects += 1

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import grpc.aio
 import typer
 from google.protobuf.message import Message
 from rich.markup import escape
@@ -23,7 +22,7 @@ from hearth.cli.standing import Standing
 from hearth.cli.turns import Printer
 from hearth.cli.typed import Typed
 from hearth.client import Client, session_key, text_content
-from hearth.errors import CallError, read_error
+from hearth.errors import FAILED_CALLS, CallError, read_error
 from hearth.history.v1 import history_pb2  # noqa: F401 - registers the messages that JSON output needs
 from hearth.reducer import Transcript, is_ending, text_of
 from hearth.relay.v1 import relay_pb2
@@ -162,7 +161,7 @@ class _Chat:
             return self._standing.working and self._typed.by_hand
         try:
             return await self._act(lines.meaning(line, list(self._standing.asked.values())))
-        except grpc.aio.AioRpcError as error:
+        except FAILED_CALLS as error:
             if not self._typed.by_hand:
                 raise
             self._refused(read_error(error))
@@ -303,7 +302,7 @@ class _Chat:
     async def _stop_by_hand(self) -> None:
         try:
             await self._stop()
-        except grpc.aio.AioRpcError as error:
+        except FAILED_CALLS as error:
             self._refused(read_error(error))
 
     def _interrupted(self) -> None:
@@ -379,7 +378,7 @@ class _Chat:
         """See how the session stands, and after what to read on; one that nobody has used stands still."""
         try:
             session = await self._client.get_session(self._key)
-        except grpc.aio.AioRpcError as error:
+        except FAILED_CALLS as error:
             if read_error(error).reason != "SESSION_NOT_FOUND":
                 raise
             return head

@@ -15,7 +15,8 @@ from rich.markup import escape
 
 from hearth.cli.output import addresses, as_dict, fail, out, print_json, run, token
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
-from hearth.client import CALL_SECONDS, Client, pages
+from hearth.client import Client
+from hearth.paging import CALL_SECONDS, pages
 from hearth.session.v1 import session_pb2 as control_pb2
 from hearth.session.v1 import session_service_pb2 as calls
 

@@ -21,8 +21,9 @@ from hearth.cli.output import addresses, as_dict, err, out, print_json, run, tok
 from hearth.cli.pool import all_entries, all_replicas, share
 from hearth.cli.sandboxes import PAGE, sandboxes
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
-from hearth.client import CALL_SECONDS, Addresses, Client
-from hearth.errors import read_error
+from hearth.client import Addresses, Client
+from hearth.errors import FAILED_CALLS, read_error
+from hearth.paging import CALL_SECONDS
 from hearth.pool.v1 import pool_pb2, pool_service_pb2, pool_service_pb2_grpc
 from hearth.sandbox.v1 import sandbox_service_pb2
 from hearth.version import VERSION_KEY, version
@@ -159,12 +160,13 @@ async def _asked(what: str, unchecked: dict[str, str], ask: Callable[[], Awaitab
     """The answer; None, and why in `unchecked`, where there is none."""
     try:
         return await ask()
-    except grpc.aio.AioRpcError as error:
-        if error.code() in _AWAY:
+    except FAILED_CALLS as failed:
+        error = read_error(failed)
+        if error.code in _AWAY:
             unchecked[what] = NO_ANSWER
             return None
-        if error.code() in _FORBIDDEN:
-            unchecked[what] = f"needs an admin token of all projects ({read_error(error).reason or error.code().name})"
+        if error.code in _FORBIDDEN:
+            unchecked[what] = f"needs an admin token of all projects ({error.reason or error.code.name})"
             return None
         raise
 

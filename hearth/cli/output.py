@@ -21,7 +21,7 @@ from rich.markup import escape
 
 from hearth.client import Addresses
 from hearth.embedded.records import StackRecord
-from hearth.errors import CallError, read_error
+from hearth.errors import FAILED_CALLS, CallError, read_error
 from hearth.session.v1 import session_pb2 as control_pb2
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a command to its end; what a service answered becomes a message and an exit code."""
     try:
         return asyncio.run(work)
-    except grpc.aio.AioRpcError as error:
+    except FAILED_CALLS as error:
         fail_call(read_error(error))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

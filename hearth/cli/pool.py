@@ -19,7 +19,9 @@ from hearth.cli import words
 from hearth.cli.output import addresses, as_dict, err, out, print_json, run, token
 from hearth.cli.sessions import DEFAULT_PROJECT, Project, Session
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
-from hearth.client import CALL_SECONDS, Client, pages, session_key
+from hearth.client import Client, session_key
+from hearth.errors import CallError
+from hearth.paging import CALL_SECONDS, pages
 from hearth.pool.v1 import pool_pb2, pool_service_pb2, pool_service_pb2_grpc
 
 # An eviction waits until the sandbox is seen stopped.
@@ -185,8 +187,8 @@ async def all_entries(client: Client) -> AsyncIterator[pool_pb2.Entry]:
                 async for page in pages(pools.ListEntries, request):
                     for entry in page.entries:
                         yield entry
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or pools is client.pools:
+            except CallError as error:
+                if error.code is not grpc.StatusCode.UNAVAILABLE or pools is client.pools:
                     raise
                 err.print(f"[yellow]replica {replica.address} does not answer[/yellow]", soft_wrap=True)
 

@@ -12,7 +12,8 @@ from rich.markup import escape
 from hearth.cli import words
 from hearth.cli.output import Exit, addresses, as_dict, err, out, print_json, run, token
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
-from hearth.client import CALL_SECONDS, Client, pages
+from hearth.client import Client
+from hearth.paging import CALL_SECONDS, pages
 from hearth.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 
 SandboxId = Annotated[str, typer.Argument(help="id of the sandbox, as `hearth sandboxes list` shows it")]
