@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?= -n 4 --dist loadfile
 PROTOS := $(shell find protos -name '*.proto')
 
-.PHONY: setup browser images demo test exhaustive coverage-map mutations lint conformance soak soak-control exactly-once faults agents clean
+.PHONY: setup browser images demo test exhaustive coverage-map mutations lint rules conformance soak soak-control exactly-once faults agents clean
 
 setup: $(VENV)/.stubs
 
@@ -60,11 +60,24 @@ lint: setup
 	@$(BIN)/buf lint
 	@$(BIN)/python scripts/generate_docs.py --check
 	@$(BIN)/python scripts/settings_page.py --check
+	@$(BIN)/python scripts/metrics_page.py --check
 	@$(BIN)/python scripts/coverage_map.py --check
 	@$(BIN)/python -m scripts.agents --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+# The alert rules: that Prometheus takes them, and that each one fires on series made up for it and none while all is well.
+PROMTOOL ?= $(shell command -v promtool || echo build/prometheus/usr/bin/promtool)
+rules: $(PROMTOOL)
+	@$(PROMTOOL) check rules deploy/prometheus/hearth.rules.yml
+	@$(PROMTOOL) test rules deploy/prometheus/hearth.rules.test.yml
+
+# Debian's package is only unpacked: nothing of it is to run here.
+build/prometheus/usr/bin/promtool:
+	@command -v apt-get >/dev/null || { echo "checking the alert rules needs promtool, which comes with Prometheus" >&2; exit 1; }
+	@mkdir -p build/prometheus
+	@cd build/prometheus && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
 
 # The suite of history and relay against one and two replicas of ours, or against HEARTH_TEST_TARGET; see tests/contract.
 conformance: setup
