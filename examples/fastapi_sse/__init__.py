@@ -1,0 +1,1 @@
+"""A web application on Hearth: messages in by POST, the conversation out as server-sent events."""
