@@ -32,7 +32,7 @@ browser:
 # Takes the pictures in docs/images anew; the tests that take them look at the same pages.
 images: setup browser
 	@RENEW_IMAGES=1 $(BIN)/python -m pytest -q $(PICTURES)
-PICTURES ?= tests/e2e/test_trace_page.py
+PICTURES ?= tests/e2e/test_trace_page.py tests/clients/test_sse_example.py
 
 demo: setup
 	@$(BIN)/hearth demo

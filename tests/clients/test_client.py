@@ -51,7 +51,10 @@ class Seen:
                     return
 
 
-async def test_ten_watchers_of_a_killed_relay_end_with_the_same_transcript(house: House, client: hearth.Client) -> None:
+@pytest.mark.parametrize("how", ["killed", "shut down"])
+async def test_ten_watchers_of_a_relay_that_goes_away_end_with_the_same_transcript(
+    how: str, house: House, client: hearth.Client
+) -> None:
     key = new_session()
     sent = await client.send(key, "stream 400 words at 100/s")
     execution = sent.started.execution.execution_id
@@ -63,7 +66,11 @@ async def test_ten_watchers_of_a_killed_relay_end_with_the_same_transcript(house
         await asyncio.gather(*(one.changed.wait() for one in seen))
         assert not any(entry.final for one in seen for entry in one.transcript.entries if entry.kind == "agent")
         relay = house.processes["relay"]
-        relay.kill9()
+        if how == "killed":
+            relay.kill9()
+        else:
+            # It says where each stream ends, and that its connections are to be left.
+            assert await relay.terminate() == 0
         await relay.restart()
     stored = [item async for item in client.history(key)]
     of_the_log = hearth.Transcript()

@@ -91,7 +91,7 @@ async def test_a_browser_sees_one_conversation_over_broken_connections(
             assert await page.locator("article.tool").count() == 1
 
             await say(page, "stream 3000 words at 30/s")
-            await expect(page.locator("article.agent.preview")).to_contain_text(" ")
+            await expect(page.locator("article.agent.preview")).to_contain_text("word-40 ")
             await picture(page, "sse.png")
             await page.get_by_role("button", name="Stop").click()
             await expect(page.locator("#state")).to_have_text("stopped")
