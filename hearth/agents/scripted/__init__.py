@@ -24,6 +24,7 @@ Directives (N, BYTES, CODE are integers, S and R numbers, {json} a JSON object t
     hearth-ask {json}           the extension request _hearth/ask, then says what was answered
     hearth-client-tool {json}   the extension request _hearth/client_tool, likewise
     commands                    an update of the list of commands, which says nothing to anybody
+    usage                       an update of the tokens in use, which is no answer either
     later S TEXT                says something S seconds later, whether or not the turn still runs
     later-ask S NAME            asks for permission to use a tool S seconds later, likewise
     error TEXT                  answers the prompt with a JSON-RPC error

@@ -114,7 +114,7 @@ class Crash(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """A directive that is only a word: plan, commands, empty, cancelled-unasked, garbage, hang, hang-hard,
+    """A directive that is only a word: plan, commands, usage, empty, cancelled-unasked, garbage, hang, hang-hard,
     ignore-eof."""
 
     word: str
@@ -185,7 +185,7 @@ _PATTERNS: list[tuple[re.Pattern[str], Callable[..., Step]]] = [
         (r"error (.+)", Fail),
         (r"crash (\d+)", lambda code: Crash(int(code))),
         (r"crash-silent", lambda: Crash(None)),
-        (r"(plan|commands|empty|cancelled-unasked|garbage|hang|hang-hard|ignore-eof)", Plain),
+        (r"(plan|commands|usage|empty|cancelled-unasked|garbage|hang|hang-hard|ignore-eof)", Plain),
     )
 ]
 _REMEMBER = re.compile(r"\bremember (?:that )?my ([\w-]+) is ([\w-]+)", re.IGNORECASE)

@@ -177,6 +177,8 @@ class TurnRun:
                 await self._plan()
             case "commands":
                 await self._update("available_commands_update", availableCommands=[])
+            case "usage":
+                await self._update("usage_update", used=100 * self._number, size=200_000)
             case "empty":
                 self._silent = True
                 raise Ended("end_turn")

@@ -20,6 +20,7 @@ from services.pool.harness.port import (
     PromptResult,
     PromptRun,
     QuestionAsked,
+    UsageChanged,
 )
 from services.pool.rows import CommandKind
 from services.pool.store import PickedUp
@@ -279,8 +280,10 @@ class Conversation:
     async def _follow(self, run: PromptRun, limits: LimitWatch, asking: Asking) -> PromptResult:
         async for update in run.updates():
             outputs = self._assembler.take(update)
-            # Some agents list their commands as soon as they are asked: nobody reads that, and it is no answer.
-            said = bool(outputs) or isinstance(update, PermissionAsked | QuestionAsked)
+            # Some agents list their commands as soon as they are asked, or count what they send to their model: nobody
+            # reads that, and it is no answer.
+            said = bool(outputs) and not isinstance(update, UsageChanged)
+            said = said or isinstance(update, PermissionAsked | QuestionAsked)
             limits.progress(output=said)
             if said:
                 self._note_output()

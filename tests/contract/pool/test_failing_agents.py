@@ -111,6 +111,8 @@ async def test_a_silent_agent_is_ended_by_its_limits(backend: Backend) -> None:
     ending = await backend.run(session, "hang", spec=spec)
     assert ending.execution_failed.code == "FIRST_RESPONSE_LIMIT"
     assert not await backend.running_sandboxes(session)
+    counting = await backend.run(key(), "commands\nusage\nhang", spec=spec)
+    assert counting.execution_failed.code == "FIRST_RESPONSE_LIMIT", "what an agent counts is no answer"
     spec.limits.first_response.FromSeconds(5)
     spec.limits.tool_call.FromMilliseconds(700)
     assert (await backend.run(session, "run sleep 30", spec=spec)).execution_failed.code == "TOOL_LIMIT"
