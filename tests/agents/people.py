@@ -42,6 +42,12 @@ class Turn:
         return summary(self.ending).how
 
     @property
+    def seconds(self) -> float:
+        """From its start to its ending."""
+        started = next(event for event in self.events if event.HasField("execution_started"))
+        return self.ending.occurred_at.ToNanoseconds() / 1e9 - started.occurred_at.ToNanoseconds() / 1e9
+
+    @property
     def opened(self) -> str:
         """How the agent's session was opened: `new`, `load` or `continue`."""
         return next(stage.how for stage in summary(self.ending).stages if stage.stage == "open")
@@ -158,6 +164,15 @@ class Person:
     async def events(self, execution_id: str) -> list[event_pb2.Event]:
         """The log of a turn."""
         return [event for event in await self.backend.events(self.key) if event.execution_id == execution_id]
+
+    async def said(self) -> list[str]:
+        """All messages of the agent, of whatever turn."""
+        found = [event.message_completed for event in await self.backend.events(self.key)]
+        return [
+            "".join(part.text.text for part in message.content)
+            for message in found
+            if message.role == content_pb2.ROLE_AGENT
+        ]
 
     async def _open(self, execution_id: str) -> list[sessions.Interaction]:
         return [

@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import content_pb2
+from tests.agents.conftest import Seen
 from tests.agents.people import Meet
 from tests.agents.roster import Agent
 from tests.contract.pool.house import eventually
@@ -32,10 +33,10 @@ def log_name(daemon: str, agent: Agent) -> str:
 
 
 async def asked_with(stand_in: Models, name: str, words: str) -> Asked:
-    """The last request whose last message of a user has these words."""
+    """The first request whose last message of a user has these words."""
     found = [one for one in await stand_in.asked(name) if one.users and words in one.users[-1]]
     assert found, words
-    return found[-1]
+    return found[0]
 
 
 async def test_an_image_reaches_the_model(meet: Meet, agent: Agent, stand_in: Models, log_name: str) -> None:
@@ -71,13 +72,14 @@ async def test_instructions_reach_the_model_after_a_restart_too(meet: Meet, stan
             await person.forget()
 
 
-async def test_a_model_that_refuses_fails_the_turn_and_not_the_session(meet: Meet, agent: Agent) -> None:
+async def test_a_model_that_refuses_fails_the_turn_and_not_the_session(meet: Meet, agent: Agent, seen: Seen) -> None:
     person = meet()
     turn = await person.say("fail: 400")
     assert (turn.kind, turn.ending.execution_failed.code) == ("failed", agent.refused)
+    seen(f"`{agent.refused}`")
     again = await person.say("say: better now")
     assert again.kind == "completed"
-    assert again.text.endswith("better now")
+    assert "better now" in again.text
 
 
 async def test_a_model_that_fails_for_a_moment_is_asked_again(meet: Meet) -> None:
@@ -94,7 +96,7 @@ async def test_a_model_that_hangs_up_is_asked_again_or_fails_the_turn(meet: Meet
     assert "half a" in turn.text
     again = await person.say("say: whole")
     assert again.kind == "completed"
-    assert again.text.endswith("whole")
+    assert "whole" in again.text
 
 
 async def test_a_slow_model_is_waited_for_as_long_as_the_limit(meet: Meet) -> None:
@@ -108,12 +110,12 @@ async def test_a_model_that_says_nothing_fails_the_turn_at_its_limit(
     meet: Meet, stand_in: Models, log_name: str
 ) -> None:
     person = meet(limits=sessions.TurnLimits(first_response=Duration(seconds=5)))
-    turn = await person.say("stall: 300\nsay: never")
+    turn = await person.say("stall: 307\nsay: never")
     assert (turn.kind, turn.ending.execution_failed.code) == ("failed", "FIRST_RESPONSE_LIMIT")
     again = await person.say("say: alive")
     assert again.kind == "completed"
-    assert again.text.endswith("alive")
-    asked = await asked_with(stand_in, log_name, "stall: 300")
+    assert "alive" in again.text
+    asked = await asked_with(stand_in, log_name, "stall: 307")
     assert asked.outcome == "abandoned", "nobody waits for the model any longer"
 
 

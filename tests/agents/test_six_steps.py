@@ -13,11 +13,12 @@ from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import content_pb2, event_pb2
 from tests.agents import mcp_probe
+from tests.agents.conftest import Seen
 from tests.agents.people import ALLOWED, DENIED, Meet
 from tests.agents.roster import Agent
 from tests.contract.pool.house import House, eventually
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 
 def processes_with(word: str) -> list[int]:
@@ -29,9 +30,10 @@ def processes_with(word: str) -> list[int]:
     return found
 
 
-async def test_1_a_prompt_is_answered(meet: Meet) -> None:
+async def test_1_a_prompt_is_answered(meet: Meet, seen: Seen) -> None:
     person = meet()
     turn = await person.say("say: hello from the model")
+    seen(f"{turn.seconds:.1f} s")
     assert (turn.kind, turn.how, turn.opened) == ("completed", "cold", "new")
     assert turn.text.endswith("hello from the model")
     assert turn.ending.execution_completed.finish_reason == "end_turn"
@@ -53,7 +55,7 @@ async def test_2_a_tool_runs_once_it_is_allowed(meet: Meet, tmp_path: Path) -> N
     assert "marker-42" in turn.text
 
 
-async def test_2_a_tool_does_not_run_once_it_is_denied(meet: Meet, agent: Agent, tmp_path: Path) -> None:
+async def test_2_a_tool_does_not_run_once_it_is_denied(meet: Meet, agent: Agent, tmp_path: Path, seen: Seen) -> None:
     person = meet()
     turn = await person.say(f"run: touch {tmp_path}/made", DENIED)
     assert turn.kind == "completed"
@@ -61,6 +63,7 @@ async def test_2_a_tool_does_not_run_once_it_is_denied(meet: Meet, agent: Agent,
     assert tool.status == event_pb2.TOOL_STATUS_DENIED
     assert not (tmp_path / "made").exists()
     assert bool(turn.text) == agent.goes_on_after_a_denial
+    seen("the model is told" if turn.text else "it ends the turn")
     again = await person.say("say: still here")
     assert (again.kind, again.how) == ("completed", "warm")
     assert again.text.endswith("still here")
@@ -96,20 +99,22 @@ async def test_3_stop_during_a_command_leaves_no_child(meet: Meet, tmp_path: Pat
     assert (again.kind, again.how) == ("completed", "warm")
 
 
-async def test_4_a_second_turn_is_warm_and_remembers(meet: Meet) -> None:
+async def test_4_a_second_turn_is_warm_and_remembers(meet: Meet, seen: Seen) -> None:
     person = meet()
     await person.say("My name is Ada.")
     turn = await person.say("recall:")
+    seen(f"{turn.seconds:.1f} s")
     assert (turn.kind, turn.how, turn.opened) == ("completed", "warm", "continue")
     assert "My name is Ada." in turn.text
 
 
-async def test_5_a_conversation_is_loaded_after_a_restart(meet: Meet) -> None:
+async def test_5_a_conversation_is_loaded_after_a_restart(meet: Meet, seen: Seen) -> None:
     person = meet()
     await person.say("My name is Ada.")
     await person.say("run: echo remember-$((40+2))")
     await person.forget()
     turn = await person.say("recall:")
+    seen(f"{turn.seconds:.1f} s")
     assert (turn.kind, turn.how, turn.opened) == ("completed", "restarted", "load")
     assert turn.text.count("My name is Ada.") == 1, "it is told by the agent's own record, and not once more by Hearth"
 
