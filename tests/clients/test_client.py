@@ -51,7 +51,7 @@ class Seen:
                     return
 
 
-@pytest.mark.parametrize("how", ["killed", "shut down"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("shut down", marks=pytest.mark.exhaustive)])
 async def test_ten_watchers_of_a_relay_that_goes_away_end_with_the_same_transcript(
     how: str, house: House, client: hearth.Client
 ) -> None:
