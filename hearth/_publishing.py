@@ -46,7 +46,7 @@ class FrameBuffer:
     `fenced` is called when the relay says that another writer has the session, with that writer.
     """
 
-    __slots__ = ("_fresh", "_limit", "_sent", "dropped", "ended", "fenced", "head", "in_line")
+    __slots__ = ("_fresh", "_limit", "_sent", "dropped", "ended", "fenced", "head", "in_line", "trace")
 
     def __init__(
         self,
@@ -58,6 +58,8 @@ class FrameBuffer:
     ) -> None:
         batch = relay_pb2.FrameBatch(session=session, execution_id=execution.execution_id, epoch=execution.epoch)
         self.head = batch.SerializeToString()
+        # The trace that they belong to, as a field of a batch. It goes with the first frame.
+        self.trace = b""
         self.fenced = fenced
         self.ended = False
         self.dropped = 0
@@ -65,6 +67,11 @@ class FrameBuffer:
         self._limit = limit
         self._sent: deque[tuple[int, bytes]] = deque()
         self._fresh: deque[tuple[int, bytes]] = deque()
+
+    def traced(self, traceparent: str) -> None:
+        """They belong to this W3C trace context."""
+        field = relay_pb2.FrameBatch.TRACEPARENT_FIELD_NUMBER
+        self.trace = bytes_field(field, traceparent.encode()) if traceparent else b""
 
     def add(self, index: int, frame: bytes) -> None:
         """Keep a frame, serialized; lets go of the oldest when there are too many."""
@@ -92,6 +99,8 @@ class FrameBuffer:
         while self._fresh and budget > 0:
             entry = self._fresh.popleft()
             self._sent.append(entry)
+            if entry[0] == 0 and self.trace:
+                parts.append(self.trace)
             parts.append(entry[1])
             budget -= len(entry[1])
         ended = self.ended and not self._fresh

@@ -163,6 +163,7 @@ class ExecutionWriter:
     def traced(self, traceparent: str) -> None:
         """What is written from now on belongs to this W3C trace context: its commits become part of that trace."""
         self._trace = trace_field(traceparent)
+        self._frames.traced(traceparent)
 
     def frame(self, entity_id: str, **body: Unpack[FrameBody]) -> int:
         """Publish a frame and return its index. Never waits.

@@ -7,7 +7,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
-from hearth.relay.v1 import relay_pb2
+from hearth.relay.v1 import bus_pb2, relay_pb2
 from hearth.types.v1 import frame_pb2, session_pb2
 from services.chassis import fields
 from services.chassis.errors import InvalidArgument
@@ -108,6 +108,8 @@ def prepare(batch: relay_pb2.FrameBatch, path: str, start: int, stop: int) -> Pr
     last = stop >= len(batch.frames) or too_large is not None
     key = (batch.session.project, batch.session.session)
     head = _live_head(*key, execution_id, batch.epoch)
+    if batch.traceparent and start == 0:
+        head += bus_pb2.LiveFrames(traceparent=batch.traceparent).SerializeToString()
     return Prepared(key, execution_id, batch.epoch, batch.ended and last, head, entries, too_large)
 
 

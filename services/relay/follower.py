@@ -15,28 +15,22 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
-from opentelemetry.semconv._incubating.attributes.messaging_attributes import (
-    MESSAGING_DESTINATION_TEMPLATE,
-    MESSAGING_OPERATION_NAME,
-    MESSAGING_OPERATION_TYPE,
-    MESSAGING_SYSTEM,
-)
-from opentelemetry.trace import SpanContext, SpanKind
+from opentelemetry.trace import SpanContext
 from redis.exceptions import RedisError
 
 from hearth.history.v1 import history_pb2
 from hearth.relay.v1 import bus_pb2
-from services.chassis import telemetry
 from services.chassis.clock import Clock
 from services.chassis.errors import HearthError, Unavailable
 from services.chassis.tasks import Tasks
-from services.relay.buffer import BUS, Buffer, Kept, Key, channel
+from services.relay.buffer import Buffer, Kept, Key, channel
 from services.relay.bus import Bus
 from services.relay.log import Log
 from services.relay.metrics import Metrics
 from services.relay.order import EventIn, FrameIn, Lost, Order, Role, weave
 from services.relay.settings import RelaySettings
 from services.relay.shared import Gathered, Shared
+from services.relay.spans import processing
 from services.relay.tail import Waiting
 from services.relay.ticker import Ticker
 from services.relay.view import View
@@ -236,7 +230,8 @@ class Follower:
         if (live.project, live.session) == self._key:
             execution, epoch = live.execution_id, live.epoch
             frames = [FrameIn(execution, epoch, frame.index, frame.index, frame.reply) for frame in live.frames]
-            self._frames_came(execution, epoch, frames)
+            with self._traced(live.traceparent, what="frames", number=len(frames)):
+                self._frames_came(execution, epoch, frames)
 
     def _frames_came(self, execution: str, epoch: int, frames: Sequence[FrameIn]) -> None:
         if execution == self.order.execution:
@@ -314,7 +309,7 @@ class Follower:
     def _notice(self, notice: RawNotice) -> None:
         if notice.last_sequence <= self.place.sequence:
             return
-        with self._traced(notice):
+        with self._traced(notice.traceparent, what="sequence", number=notice.last_sequence):
             if self._fetching is None and self._usable(notice):
                 for item in notice.events[self.place.sequence + 1 - notice.first_sequence :]:
                     self._event(item)
@@ -331,26 +326,10 @@ class Follower:
         before = notice.previous_tag if known == 0 else place_of(notice.events[known - 1]).tag
         return before == self.place.tag
 
-    def _traced(self, notice: RawNotice) -> AbstractContextManager[object]:
-        """The span of taking a notice. It belongs to the trace of the commit, and is linked to those of the readers."""
-        if not notice.traceparent:
+    def _traced(self, traceparent: str, *, what: str, number: int) -> AbstractContextManager[object]:
+        if not traceparent:
             return nullcontext()
-        attributes: dict[str, str | int] = {
-            MESSAGING_SYSTEM: "redis",
-            MESSAGING_OPERATION_NAME: "process",
-            MESSAGING_OPERATION_TYPE: "process",
-            MESSAGING_DESTINATION_TEMPLATE: BUS,
-            "hearth.project": self._key[0],
-            "hearth.session": self._key[1],
-            "hearth.sequence": notice.last_sequence,
-        }
-        return telemetry.span(
-            f"process {BUS}",
-            parent=notice.traceparent,
-            links=self._readers(),
-            kind=SpanKind.CONSUMER,
-            attributes=attributes,
-        )
+        return processing(traceparent, self._key, self._readers(), what=what, number=number)
 
     # --- events ---
 

@@ -23,6 +23,7 @@ from services.relay.batches import Prepared, check, check_frames, prepare
 from services.relay.buffer import channel, frames_key, state_key
 from services.relay.log import Log
 from services.relay.settings import RelaySettings
+from services.relay.spans import publishing
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -67,6 +68,10 @@ class Ingress:
 
     async def publish(self, request: relay_service_pb2.PublishRequest) -> relay_service_pb2.PublishResponse:
         """Take the batches of one request, in order; one result for each. Raises nothing that concerns one batch."""
+        with publishing(request.batches):
+            return await self._publish(request)
+
+    async def _publish(self, request: relay_service_pb2.PublishRequest) -> relay_service_pb2.PublishResponse:
         results = [
             await self._check(batch, position) if len(batch.frames) > _PART_FRAMES else _checked(batch, position)
             for position, batch in enumerate(request.batches)

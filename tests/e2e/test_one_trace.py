@@ -23,7 +23,7 @@ RELEASE = "hearth.sandbox.v1.SandboxService/Release"
 SUBSCRIBE = "hearth.relay.v1.RelayService/Subscribe"
 # What is written last, and by whom else than the pool: the start and the ending are told on their own.
 TOLD = ("history.commit", "publish hearth:live", "process hearth:live")
-LAST = (RELEASE, RELEASE, "turn.park", *TOLD, *TOLD)
+LAST = (RELEASE, RELEASE, "turn.park", *TOLD, *TOLD, "publish hearth:live", "process hearth:live")
 SECRET = "geheim"
 
 
@@ -83,9 +83,16 @@ async def test_a_turn_is_one_trace_below_its_caller_s_span(hearth: Hearth, calle
         # The start is a fact of the call, the output one of the turn; both are told over the bus.
         commits = named(trace, "history.commit") + named(trace, "history.append")
         assert {above(trace, row)[0] for row in commits} == {SEND, "turn"}
+        # The first frames go to the relay, through the bus and to the readers.
+        assert [
+            above(trace, row)[:2]
+            for row in named(trace, "process hearth:live")
+            if "hearth.frames" in row.span.attributes
+        ] == [["publish hearth:live", "turn"]]
+        assert {row.span.service for row in named(trace, "publish hearth:live")} == {"history", "relay"}
         for row in named(trace, "process hearth:live"):
             assert row.span.service == "relay"
-            assert above(trace, row)[0] in ("history.commit", "history.append")
+            assert above(trace, row)[0] in ("history.commit", "history.append", "publish hearth:live")
             # The reader's stream has a trace of its own.
             assert SUBSCRIBE in {trace.linked[link].name for _, link in row.span.links if link in trace.linked}
     assert SECRET not in "".join(path.read_text() for path in (hearth.root / "traces").iterdir())
