@@ -219,11 +219,12 @@ class _Shown:
         elif isinstance(values, Mapping):
             found: dict[tuple[str, ...], float] = dict.fromkeys(self._family.known, 0)
             found |= {key if isinstance(key, tuple) else (key,): value for key, value in values.items()}
+            # OTLP takes no booleans.
             self._observations = [
-                Observation(value, dict(zip(labels, key, strict=True))) for key, value in found.items()
+                Observation(float(value), dict(zip(labels, key, strict=True))) for key, value in found.items()
             ]
         else:
-            self._observations = [Observation(values)]
+            self._observations = [Observation(float(values))]
 
 
 @dataclass(slots=True)

@@ -89,12 +89,17 @@ def test_without_auth_only_this_machine(
     said = refusal(monkeypatch, capsys, HEARTH_LISTEN=listen)
     assert "HEARTH_LISTEN" in said
     assert "HEARTH_AUTH_FILE" in said
+    said = refusal(monkeypatch, capsys, HEARTH_LISTEN="127.0.0.1:0", HEARTH_METRICS_LISTEN=listen)
+    assert "HEARTH_METRICS_LISTEN" in said
+    assert "HEARTH_AUTH_FILE" in said
 
 
 def test_with_auth_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     file.write_text("{}")
     assert loaded(monkeypatch, HEARTH_LISTEN="0.0.0.0:7400", HEARTH_AUTH_FILE=str(file)).auth_file == file
+    metrics = loaded(monkeypatch, HEARTH_METRICS_LISTEN="0.0.0.0:9464", HEARTH_AUTH_FILE=str(file)).metrics_listen
+    assert metrics == "0.0.0.0:9464"
 
 
 def test_half_a_certificate(
