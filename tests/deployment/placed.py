@@ -95,7 +95,7 @@ class Placed:
         return container
 
     async def healthy(
-        self, container: Container, check: Sequence[str] = ("hearth", "health"), timeout: float = 60
+        self, container: Container, check: Sequence[str] = ("hearth", "health"), timeout: float = 120
     ) -> None:
         """Return when the health check passes, as often tried as Docker would. It is that of this release."""
         environment = {name: value for name, value in container.environment.items() if name != "PYTHONPATH"}

@@ -102,9 +102,9 @@ async def test_commands_and_environments_of_the_file_hold_a_conversation(deploye
         for name in SERVICES:
             await placed.start(name)
         mine = operator(placed)
-        first = await mine.run("send", "first", "remember my name is Ada", "--wait", "--json")
+        first = await mine.run("send", "first", "remember my name is Ada", "--wait", "--json", seconds=180)
         assert first.code == 0, first.stderr
-        second = await mine.run("send", "first", "what is my name?", "--wait")
+        second = await mine.run("send", "first", "what is my name?", "--wait", seconds=180)
         assert "Ada" in second.stdout, second.stdout + second.stderr
         doctor = await mine.run("doctor")
         # What it finds is that the agents are processes of the container of their service.

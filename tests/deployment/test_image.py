@@ -69,6 +69,6 @@ async def test_services_run_from_it_as_a_user_who_owns_nothing(scratch: Path, de
         if account is not None:
             assert {os.stat(f"/proc/{it.process.pid}").st_uid for it in placed.containers} == {account}
         mine = operator(placed)
-        assert (await mine.run("send", "first", "remember my name is Ada", "--wait")).code == 0
-        again = await mine.run("send", "first", "what is my name?", "--wait")
+        assert (await mine.run("send", "first", "remember my name is Ada", "--wait", seconds=180)).code == 0
+        again = await mine.run("send", "first", "what is my name?", "--wait", seconds=180)
         assert "Ada" in again.stdout, again.stdout + again.stderr
