@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.agents.npm import installed
+from tests.agents.ready import ready
 
 PACKAGES = ("@zed-industries/codex-acp-linux-x64@0.16.0",)
 
@@ -26,18 +27,10 @@ def entry(base_url: str, folder: Path) -> dict[str, Any]:
         # One that it knows: it warns of any other in front of every answer.
         "model": "gpt-5.4",
         "model_provider": "standin",
-        "approval_policy": "untrusted",
-        "sandbox_mode": "workspace-write",
-        "check_for_update_on_startup": False,
-        "analytics.enabled": False,
         **{f"model_providers.standin.{name}": value for name, value in provider.items()},
     }
     binary = installed("codex", PACKAGES) / "@zed-industries" / "codex-acp-linux-x64" / "bin" / "codex-acp"
     binary.chmod(0o755)
-    # JSON of strings, numbers and booleans is TOML too.
+    # JSON of strings and numbers is TOML too.
     options = [part for name, value in configuration.items() for part in ("-c", f"{name}={json.dumps(value)}")]
-    return {
-        "command": [str(binary), *options],
-        "env": {"STANDIN_KEY": "sk-stand-in", "NO_BROWSER": "1"},
-        "state_paths": [".codex/sessions"],
-    }
+    return ready("codex", programs=binary.parent, arguments=tuple(options))

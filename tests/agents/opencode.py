@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.agents.npm import installed
+from tests.agents.ready import ready
 
 PACKAGES = ("opencode-linux-x64@1.18.33",)
 MODEL, MODEL_WITH_IMAGES = "standin/standin-1", "standin/standin-2"
@@ -22,28 +23,11 @@ def entry(base_url: str, folder: Path) -> dict[str, Any]:
         "options": {"baseURL": f"{base_url}/v1", "apiKey": "{env:STANDIN_KEY}"},
         "models": {"standin-1": limit, "standin-2": {**limit, **images}},
     }
-    configuration = {
-        "model": MODEL,
-        "small_model": MODEL,
-        "autoupdate": False,
-        "share": "disabled",
-        "permission": {"bash": "ask", "edit": "ask", "probe_*": "ask"},
-        "provider": {"standin": provider},
-    }
     binary = installed("opencode", PACKAGES) / "opencode-linux-x64" / "bin" / "opencode"
     binary.chmod(0o755)
-    return {
-        "command": [str(binary), "acp"],
-        "env": {
-            "OPENCODE_CONFIG_CONTENT": json.dumps(configuration),
-            "STANDIN_KEY": "sk-stand-in",
-            "OPENCODE_DISABLE_AUTOUPDATE": "1",
-            "OPENCODE_DISABLE_MODELS_FETCH": "1",
-            "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
-            "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
-            "OPENCODE_DISABLE_SHARE": "1",
-            # It would fetch 95 MB into each HOME, for plugins that nobody has asked for.
-            "npm_config_offline": "true",
-        },
-        "state_paths": [".local/share/opencode"],
-    }
+    # It would fetch 95 MB into each HOME, for plugins that nobody has asked for.
+    entry = ready("opencode", programs=binary.parent, npm_config_offline="true")
+    configuration = json.loads(entry["env"]["OPENCODE_CONFIG_CONTENT"])
+    configuration |= {"model": MODEL, "small_model": MODEL, "provider": {"standin": provider}}
+    entry["env"]["OPENCODE_CONFIG_CONTENT"] = json.dumps(configuration)
+    return entry

