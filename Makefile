@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?= -n 4 --dist loadfile
 PROTOS := $(shell find protos -name '*.proto')
 
-.PHONY: setup browser images demo test exhaustive coverage-map mutations lint rules conformance soak soak-control exactly-once faults agents clean
+.PHONY: setup browser images demo test exhaustive coverage-map mutations lint rules conformance soak soak-control exactly-once faults fuzz agents clean
 
 setup: $(VENV)/.stubs
 
@@ -113,6 +113,11 @@ agents: setup
 	@mkdir -p build
 	@AGENTS=$(AGENTS) $(BIN)/python -m pytest -q -o junit_family=xunit1 --junit-xml=build/agents.xml tests/agents
 	@$(BIN)/python -m scripts.agents --results build/agents.xml
+
+# Every RPC of a stack of its own with hostile messages; MINUTES and SEED choose the run.
+MINUTES ?= 10
+fuzz: setup
+	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) .hearth .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

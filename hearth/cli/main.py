@@ -21,6 +21,7 @@ from hearth.cli import (
     sandboxes,
     sessions,
     stack,
+    tokens,
     trace,
 )
 
@@ -38,6 +39,7 @@ sandboxes.register(app)
 pool.register(app)
 doctor.register(app)
 trace.register(app)
+tokens.register(app)
 health.register(app)
 init.register(app)
 bench.register(app)

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from services.chassis.errors import HearthError, PermissionDenied, Unauthenticated
 from services.chassis.interceptors import Context, Continuation, Handler, Streams, Wrapped, as_handler, as_run
+from services.chassis.limits import Limits
 from services.chassis.scopes import SCOPE_NAMES, SCOPES, Scope, is_open
 from services.chassis.settings import EXIT_USAGE, StartupError
 
@@ -140,11 +141,13 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         *,
         recheck: float,
         scopes: Mapping[str, Scope] = SCOPES,
+        limits: Limits | None = None,
     ) -> None:
         self._tokens = tokens
         self._streams = streams
         self._recheck = recheck
         self._scopes = scopes
+        self._limits = limits
         self._wrapped = Wrapped()
 
     async def intercept_service(
@@ -157,6 +160,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         token = _bearer(handler_call_details)
         try:
             caller = self._check(method, token)
+            if self._limits is not None and caller.project != ANY_PROJECT:
+                self._limits.call(caller.project, self._scopes[method])
         except HearthError as refusal:
             return _refusing(handler, refusal)
         # This runs in the task that runs the handler, so the handler sees it.
@@ -199,11 +204,17 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                 else:
                     timers[0] = loop.call_later(self._recheck, again)
 
+            project = _current.get().project
+            limits = self._limits if project != ANY_PROJECT else None
+            if limits is not None:
+                limits.open_stream(project)
             timers = [loop.call_later(self._recheck, again)]
             try:
                 await run(request, context)
             finally:
                 timers[0].cancel()
+                if limits is not None:
+                    limits.close_stream(project)
 
         return as_handler(handler, rechecked)
 

@@ -310,7 +310,13 @@ async def abort(context: Context, error: HearthError) -> None:
     if current.is_recording():
         current.set_attribute("hearth.reason", error.reason)
     status = rpc_status.to_status(error.to_status())
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    try:
+        await context.abort(status.code, status.details, status.trailing_metadata)
+    except Exception as failure:
+        if _caller_is_gone(failure):
+            # gRPC would log it as an error of this service.
+            raise asyncio.CancelledError from failure
+        raise
 
 
 def _tolerant(handler: Handler) -> Callable[[bytes], Any] | None:

@@ -136,6 +136,8 @@ DEPENDENCY = gauge(
     "1 while a part that this service depends on answers, else 0; a service with a 0 says that it does not serve",
     labels={"dependency": ()},
 )
+# Grows for good only when something is forgotten.
+TASKS = gauge("hearth.tasks", "{task}", "tasks of asyncio in this process: calls, streams and work in the background")
 READING_FAILURES = counter(
     "hearth.metrics.reading.failures",
     "{reading}",

@@ -34,7 +34,8 @@ from services.chassis.auth import AuthInterceptor, TokenFile
 from services.chassis.clock import Clock, Ids, SystemClock, SystemIds
 from services.chassis.health import Health
 from services.chassis.interceptors import ErrorInterceptor, Streams, TelemetryInterceptor, shutting_down
-from services.chassis.metrics import DEPENDENCY, Readings
+from services.chassis.limits import Limits
+from services.chassis.metrics import DEPENDENCY, TASKS, Readings
 from services.chassis.metrics_page import metrics_page
 from services.chassis.scopes import SCOPES, Scope
 from services.chassis.settings import EXIT_USAGE, Address, ChassisSettings, StartupError, load
@@ -193,7 +194,13 @@ async def started(
     interceptors = [
         TelemetryInterceptor(),
         ErrorInterceptor(streams),
-        AuthInterceptor(tokens, streams, recheck=settings.auth_recheck, scopes=scopes),
+        AuthInterceptor(
+            tokens,
+            streams,
+            recheck=settings.auth_recheck,
+            scopes=scopes,
+            limits=Limits(rate=settings.project_rate, streams=settings.project_streams, clock=time.monotonic),
+        ),
     ]
     server = grpc.aio.server(interceptors=interceptors, options=list(_options(settings)))
     app = App(settings, name, server, _bind(server, settings), streams)
@@ -215,6 +222,7 @@ async def _measured(app: App[Any]) -> AsyncIterator[None]:
     """The metrics of the process, for whoever they are for, from before its start to after its last call."""
     settings = app.settings
     app.readings.watch_number(DEPENDENCY, lambda: app.health.answering)
+    app.readings.watch_number(TASKS, lambda: len(asyncio.all_tasks()))
     if settings.otlp_endpoint:
         app.tasks.repeat("readings", app.readings.refresh, every=_READINGS_EVERY_SECONDS)
     if not settings.metrics_listen:

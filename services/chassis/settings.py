@@ -89,6 +89,15 @@ class ChassisSettings(BaseSettings):
     auth_recheck: float = Field(
         default=300.0, gt=0, description="how often the rights of an open stream are checked again"
     )
+    project_rate: float = Field(
+        default=0.0,
+        ge=0,
+        description="calls a second that one project may make at this process, for each scope; twice as many at once;"
+        " 0 = no limit",
+    )
+    project_streams: int = Field(
+        default=0, ge=0, description="streams that one project may have open at this process; 0 = no limit"
+    )
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["auto", "json", "text"] = Field(

@@ -18,6 +18,7 @@ from services.history.validate import Key
 logger = logging.getLogger(__name__)
 
 SCHEMA = "history"
+_HIGHEST_AFTER = 2**62
 QUERIES = Queries.load("services.history")
 
 # Every query of this service is bound by an index. A plan that is made while a table is still empty would be a scan,
@@ -291,6 +292,8 @@ class Store:
 
     async def page(self, key: Key, after: int, *, rows: int, size: int) -> Page:
         """At most `rows` events after a sequence, of about `size` bytes together (one of them always fits)."""
+        # The query adds up to `rows` and one to it; no log comes near to where that would not fit.
+        after = min(after, _HIGHEST_AFTER)
         async with self._pool.acquire() as connection:
             row = await connection.fetchrow(QUERIES.read_page, *key, after, rows, size)
         if row is None:

@@ -1,0 +1,129 @@
+"""`hearth tokens`: the file of tokens that services accept: add one, list them, remove one.
+
+The file holds hashes only. A token is shown once, when it is made. Services read the file again when it changes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json as formats
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from hearth.cli.output import Exit, fail, out, print_json
+from hearth.cli.stack import Json
+from services.chassis.auth import ANY_PROJECT, TokenFile, hash_token
+from services.chassis.errors import HearthError
+from services.chassis.fields import key_part
+from services.chassis.scopes import SCOPE_NAMES
+from services.chassis.settings import StartupError
+
+TOKEN_BYTES = 32
+_SHOWN_DIGITS = 12
+
+File = Annotated[Path, typer.Option(envvar="HEARTH_AUTH_FILE", dir_okay=False, help="the file of hashes")]
+
+group = typer.Typer(help=__doc__, no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.add_typer(group, name="tokens")
+
+
+@group.command()
+def add(
+    name: Annotated[str, typer.Argument(help="whose it is; errors and logs say this name")],
+    file: File,
+    scope: Annotated[list[str], typer.Option(help=f"what it may: {', '.join(SCOPE_NAMES)}; may be repeated")],
+    project: Annotated[str, typer.Option(help="the only project that it reaches; * for all of them")],
+    json: Json = False,
+) -> None:
+    """Make a token and add its hash to the file. The token is shown now, and never again."""
+    if wrong := [one for one in scope if one not in SCOPE_NAMES]:
+        fail(f"{wrong[0]!r} is no scope; there are {', '.join(SCOPE_NAMES)}", Exit.USAGE)
+    if project != ANY_PROJECT:
+        try:
+            key_part("project", project)
+        except HearthError as error:
+            fail(error.message, Exit.USAGE)
+    if not name:
+        fail("a token needs a name", Exit.USAGE)
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    with _changing(file) as entries:
+        if any(entry["name"] == name for entry in entries.values()):
+            fail(f"there is a token of {name!r}; remove it, or take another name", Exit.USAGE)
+        entries[hash_token(token)] = {"name": name, "project": project, "scopes": sorted(set(scope))}
+    if json:
+        print_json({"name": name, "project": project, "scopes": sorted(set(scope)), "token": token})
+    else:
+        # Alone on its line, for a shell that takes it.
+        print(token)
+
+
+@group.command("list")
+def list_(file: File, json: Json = False) -> None:
+    """Whose tokens there are, and what they may; a token is named by the first digits of its hash."""
+    rows = [{"hash": key[:_SHOWN_DIGITS], **entry} for key, entry in _read(file).items()]
+    if json:
+        print_json({"tokens": rows})
+        return
+    for row in rows:
+        out.print(escape(f"{row['hash']}  {row['name']}  {row['project']}  {' '.join(row['scopes'])}"))
+
+
+@group.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="name of the token")],
+    file: File,
+    json: Json = False,
+) -> None:
+    """Take a token out of the file. Calls with it are refused at once, open streams at their next check."""
+    with _changing(file) as entries:
+        found = [key for key, entry in entries.items() if entry["name"] == name]
+        if not found:
+            fail(f"there is no token of {name!r}", Exit.USAGE)
+        for key in found:
+            del entries[key]
+    if json:
+        print_json({"removed": name})
+    else:
+        out.print(escape(f"removed the token of {name}"))
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    """What the file holds, checked as a service checks it; nothing when it is not there."""
+    if not file.exists():
+        return {}
+    try:
+        TokenFile(file)
+    except StartupError as error:
+        fail(str(error), Exit.USAGE)
+    found: dict[str, dict[str, Any]] = formats.loads(file.read_text("utf-8"))
+    return found
+
+
+@contextmanager
+def _changing(file: Path) -> Iterator[dict[str, dict[str, Any]]]:
+    """The entries, to be changed; written whole, so that no service reads half of them, by one program at a time."""
+    lock = file.with_name(f".{file.name}.lock")
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        entries = _read(file)
+        yield entries
+        draft = file.with_name(f".{file.name}.new")
+        mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w") as written:
+            written.write(formats.dumps(entries, indent=2) + "\n")
+            written.flush()
+            os.fsync(written.fileno())
+        draft.replace(file)

@@ -1,0 +1,1 @@
+"""Every RPC with malformed and hostile messages, made from the descriptors."""
