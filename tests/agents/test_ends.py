@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import session_pb2
 from tests.agents.conftest import Seen
 from tests.agents.people import Meet, Person
+from tests.agents.roster import Agent
 from tests.contract.pool.house import House, eventually, text_content
+from tests.support.models.process import Models
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(400)]
 
@@ -40,7 +43,9 @@ async def begun(person: Person, text: str = "stream: 3000 20") -> str:
     return execution_id
 
 
-async def test_an_agent_that_is_killed_at_work_fails_its_turn(meet: Meet, house: House, seen: Seen) -> None:
+async def test_an_agent_that_is_killed_at_work_fails_its_turn(
+    meet: Meet, house: House, seen: Seen, stand_in: Models, daemon: str, agent: Agent
+) -> None:
     person = meet()
     await person.say("My name is Ada.")
     execution_id = await begun(person)
@@ -52,10 +57,12 @@ async def test_an_agent_that_is_killed_at_work_fails_its_turn(meet: Meet, house:
     assert turn.kind == "failed"
     assert "word-5 " in turn.text
     seen(f"`{turn.ending.execution_failed.code}`")
-    again = await person.say("recall:")
+    again = await person.say("say: back 4417")
     assert again.kind == "completed"
     assert again.how != "warm"
-    assert "My name is Ada." in again.text
+    log = f"{daemon}-{agent.name}"
+    asked = next(one for one in reversed(await stand_in.asked(log)) if "back 4417" in one.users[-1])
+    assert "My name is Ada." in json.dumps(await stand_in.body(log, asked.number)), "it is told what went before"
 
 
 async def test_a_conversation_outlives_its_sandbox(meet: Meet) -> None:
