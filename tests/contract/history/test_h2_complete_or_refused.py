@@ -53,7 +53,7 @@ async def test_an_unknown_session_reads_as_empty(history: Client) -> None:
 async def test_a_cursor_above_the_head_is_refused(history: Client) -> None:
     session, items = await filled(history, 3)
     log_id = items[0].cursor.log_id
-    for cursor in (Cursor(sequence=4), Cursor(log_id=log_id, sequence=99)):
+    for cursor in (Cursor(sequence=4), Cursor(log_id=log_id, sequence=99), Cursor(sequence=2**63 - 1)):
         for error in await both(history, session, cursor):
             assert isinstance(error, OutOfRange)
             assert error.reason == "CURSOR_AHEAD"
