@@ -6,7 +6,7 @@ import dataclasses
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -28,12 +28,16 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
 
 
+def _port(service: str) -> Any:
+    return typer.Option(envvar=f"HEARTH_{service.upper()}_PORT", help="0 takes a free port")
+
+
 def up(
     root: Root = DEFAULT_ROOT,
-    pool_port: Annotated[int, typer.Option(help="0 takes a free port")] = DEFAULT_PORTS["pool"],
-    history_port: int = DEFAULT_PORTS["history"],
-    relay_port: int = DEFAULT_PORTS["relay"],
-    sandbox_port: int = DEFAULT_PORTS["sandbox"],
+    pool_port: Annotated[int, _port("pool")] = DEFAULT_PORTS["pool"],
+    history_port: Annotated[int, _port("history")] = DEFAULT_PORTS["history"],
+    relay_port: Annotated[int, _port("relay")] = DEFAULT_PORTS["relay"],
+    sandbox_port: Annotated[int, _port("sandbox")] = DEFAULT_PORTS["sandbox"],
     pools: Annotated[int, typer.Option(min=1, help="replicas of the pool; those after the first take free ports")] = 1,
     agent: Annotated[str, typer.Option(help=f"command of an ACP agent, known as `{AGENT_NAME}` from then on")] = "",
     json: Json = False,
