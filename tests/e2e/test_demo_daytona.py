@@ -10,20 +10,20 @@ import psutil
 import pytest
 
 from hearth.cli import stand_in
-from tests.e2e.test_demo import demo_leftovers
+from tests.e2e.test_demo import demo_leftovers, own_temporary_directory
 from tests.support.cli import Hearth
 from tests.support.harness import sandbox_agent_binary
 
 SECONDS = 150.0
 
 
-def sandboxes_here() -> set[int]:
-    """Processes that run in a sandbox of a demo's stand-in."""
+def sandboxes_here(own: Path) -> set[int]:
+    """Processes that run in a sandbox of the stand-in of a demo whose temporary directory is `own`."""
     found = set()
     for process in psutil.process_iter():
         try:
             inside = process.environ()
-            if "DAYTONA_SANDBOX_ID" in inside and "/hearth-demo-" in inside.get("TMPDIR", ""):
+            if "DAYTONA_SANDBOX_ID" in inside and inside.get("TMPDIR", "").startswith(str(own)):
                 found.add(process.pid)
         except psutil.Error:
             continue
@@ -53,16 +53,17 @@ def check(result: dict[str, Any]) -> None:
 
 @pytest.mark.timeout(180)
 async def test_the_ladder_on_daytona_holds_and_leaves_nothing(tmp_path: Path) -> None:
-    before, running = demo_leftovers(), sandboxes_here()
-    demo = asyncio.create_task(Hearth(tmp_path).run("demo", "--provider", "daytona", "--json", seconds=SECONDS))
-    seen: set[int] = set()
-    while not demo.done():
-        seen |= sandboxes_here() - running
-        await asyncio.sleep(1)
-    check((await demo).json())
-    assert seen
-    assert demo_leftovers() <= before
-    assert sandboxes_here() <= running
+    with own_temporary_directory() as own:
+        hearth = Hearth(tmp_path, {"TMPDIR": str(own)})
+        demo = asyncio.create_task(hearth.run("demo", "--provider", "daytona", "--json", seconds=SECONDS))
+        seen: set[int] = set()
+        while not demo.done():
+            seen |= sandboxes_here(own)
+            await asyncio.sleep(1)
+        check((await demo).json())
+        assert seen
+        assert demo_leftovers(own) == set()
+        assert sandboxes_here(own) == set()
 
 
 @pytest.mark.exhaustive

@@ -220,6 +220,14 @@ class Asking:
         if taken is None:
             self._look()
             return
+        if taken:
+            # Readers see that it was passed on before what the agent makes of it.
+            await until_it_lands(
+                self._room.clock,
+                self._execution.key,
+                "tell of answers",
+                lambda: self._room.outbox.told(self._execution.key),
+            )
         for gate in taken:
             self._told.add(gate.interaction_id)
             request = self._open.pop(gate.interaction_id, None)

@@ -196,6 +196,8 @@ class Turn:
             self._how = self._how or ready.how
             await self._commit_running(ready)
             running = True
+            if self._carried:
+                await self._unless_told(self._carried_in_log(), running=True)
             resumed = await self._unless_told(self._resumed(ready), running=True) if self._resuming else True
             if not resumed and not self._signals.stopping and not self._signals.shut_down:
                 continue
@@ -331,6 +333,10 @@ class Turn:
         carried = await self._room.interactions.begin(execution, holder, live.agent, session_id, self._picked.continued)
         self._carried = carried or ()
         return carried is not None
+
+    async def _carried_in_log(self) -> None:
+        """Wait until readers can see that the answers were passed on: what the agent makes of them comes after."""
+        await until_it_lands(self._room.clock, self._key, "tell of answers", lambda: self._room.outbox.told(self._key))
 
     async def _unless_told(self, work: Coroutine[Any, Any, _T], *, running: bool) -> _T | None:
         """The result of `work`, or None when a Stop cut it off that the turn itself has to answer."""

@@ -14,7 +14,7 @@ from hearth.relay.v1 import relay_service_pb2, relay_service_pb2_grpc
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import content_pb2, event_pb2, session_pb2
-from tests.contract.pool.house import Backend, House, agent_log_of, agent_text, eventually, key, summary
+from tests.contract.pool.house import Backend, House, agent_log_of, agent_text, eventually, frozen, key, summary
 from tests.contract.pool.people import (
     AGENT,
     ALLOWED,
@@ -94,6 +94,29 @@ async def test_w_a01_w_a08_an_approved_call_runs_once_in_the_agent_that_waited(
     assert order.index("interaction.answered") < order.index("interaction.resolved") < order.index("tool.completed")
     await backend.idle_entry(session)
     assert summary(await backend.run(session, "hello")).how == "warm"
+
+
+async def test_an_answer_is_in_the_log_before_the_agent_hears_of_it(
+    house: House, backend: Backend, journal: Journal
+) -> None:
+    """While the log is away it would otherwise be told of what a tool did, and then of who allowed it."""
+    session = key()
+    execution_id = await sent(backend, session, "ask deploy {}")
+    (card,) = await asked(backend, session)
+
+    async def consumed() -> bool:
+        (one,) = await interactions(backend, session)
+        return one.state == sessions.INTERACTION_STATE_CONSUMED
+
+    with frozen(house, "history"):
+        await answer(backend, session, {card.interaction_id: ALLOWED})
+        await eventually(consumed)
+        await asyncio.sleep(0.3)
+        assert journal.ran(execution_id) == []
+    await backend.ending(session, execution_id)
+    assert journal.ran(execution_id) == ["deploy"]
+    order = [e.type for e in await backend.events(session) if e.execution_id == execution_id]
+    assert order.index("interaction.answered") < order.index("interaction.resolved") < order.index("tool.completed")
 
 
 async def test_a_denial_reaches_the_live_agent_and_it_goes_on(backend: Backend, journal: Journal) -> None:
