@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -18,6 +18,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "agents.md"
 DATA = ROOT / "tests" / "agents" / "seen.json"
 BEGIN = "<!-- agents: from here on written by `make agents` -->\n"
+
+HEAD = """
+## What was seen
+
+By the last `make agents`, behind [agentd](agentd.md) and behind sandbox-agent 0.4.2. Where two things are told, the first
+is what was seen behind agentd. Times are those of whole turns whose model answers at once, on two shared cores.
+"""
 
 AGENTS = {"codex": "Codex", "claude": "Claude Code", "pi": "Pi", "opencode": "OpenCode"}
 DAEMONS = ("agentd", "sandbox-agent")
@@ -65,7 +72,7 @@ def render(seen: Seen, page: str) -> str:
         raise ValueError(f"the page has no line {BEGIN.strip()}")
     agents = [agent for agent in AGENTS if agent in seen]
     tests = list(dict.fromkeys(test for agent in agents for test in seen[agent]))
-    parts = [by_hand, begin, _head(agents)]
+    parts = [by_hand, begin, HEAD]
     for file, title in FILES.items():
         rows = [test for test in tests if test.partition(".")[0] == file]
         if rows:
@@ -73,17 +80,6 @@ def render(seen: Seen, page: str) -> str:
             parts.append(f"|{'---|' * (len(agents) + 1)}\n")
             parts += [f"| {_row(test)} | {' | '.join(_cells(test, agents, seen))} |\n" for test in rows]
     return "".join(parts)
-
-
-def _head(agents: Sequence[str]) -> str:
-    names = ", ".join(AGENTS[agent] for agent in agents)
-    return f"""
-## What was seen
-
-By the last `make agents`, behind [agentd](agentd.md) and behind sandbox-agent 0.4.2: {names}. Where two things are
-told, the first is what was seen behind agentd. Times are those of whole turns whose model answers at once, on two
-shared cores.
-"""
 
 
 def _row(test: str) -> str:
@@ -105,7 +101,8 @@ def _words(case: ET.Element) -> str:
     return told[-1] if told else YES
 
 
-def _load() -> Seen:
+def load() -> Seen:
+    """What was seen by the runs so far."""
     found: Seen = json.loads(DATA.read_text()) if DATA.exists() else {}
     return found
 
@@ -120,7 +117,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="JUnit XML of a run of tests/agents")
     parser.add_argument("--check", action="store_true", help="compare the page only")
     arguments = parser.parse_args()
-    seen = _load()
+    seen = load()
     if arguments.check:
         if PAGE.read_text() != render(seen, PAGE.read_text()):
             raise SystemExit("docs/agents.md is out of date; run python -m scripts.agents")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -23,14 +24,15 @@ from tests.support.models.process import Models
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(400)]
 
 
-def at_work_for(house: House, key: session_pb2.SessionKey) -> list[psutil.Process]:
-    """The processes whose directory is the session's workspace: the agent, and what it started."""
+def at_work_for(house: House, key: session_pb2.SessionKey) -> list[tuple[psutil.Process, str]]:
+    """The processes whose directory is the session's workspace, with their command lines: the agent, and what it
+    started."""
     workspace = house.directory / "sandboxes" / "workspaces" / key.project / key.session
     found = []
     for process in psutil.process_iter():
         try:
             if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()).is_relative_to(workspace):
-                found.append(process)
+                found.append((process, " ".join(process.cmdline())))
         except psutil.Error:
             continue
     return found
@@ -51,8 +53,9 @@ async def test_an_agent_that_is_killed_at_work_fails_its_turn(
     execution_id = await begun(person)
     agents = at_work_for(house, person.key)
     assert agents
-    for process in agents:
-        process.kill()
+    for process, _ in agents:
+        with suppress(psutil.NoSuchProcess):  # it ended with its parent
+            process.kill()
     turn = await person.until_the_end(execution_id)
     assert turn.kind == "failed"
     assert "word-5 " in turn.text
@@ -84,7 +87,7 @@ async def test_nothing_of_a_killed_session_runs_on(meet: Meet, house: House) -> 
     await person.allow(execution_id)
 
     async def runs() -> bool:
-        return any(seconds in " ".join(process.cmdline()) for process in at_work_for(house, person.key))
+        return any(seconds in command for _, command in at_work_for(house, person.key))
 
     await eventually(runs, timeout=60)
     request = calls.KillSessionRequest(session=person.key, request_id=str(uuid.uuid4()))
