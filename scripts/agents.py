@@ -22,8 +22,9 @@ BEGIN = "<!-- agents: from here on written by `make agents` -->\n"
 HEAD = """
 ## What was seen
 
-By the last `make agents`, behind [agentd](agentd.md) and behind sandbox-agent 0.4.2. Where two things are told, the first
-is what was seen behind agentd. Times are those of whole turns whose model answers at once, on two shared cores.
+By the last `make agents`, behind [agentd](agentd.md) and behind sandbox-agent 0.4.2. Where two things are told, the
+first is what was seen behind agentd. Times are those of whole turns whose model answers at once, on two shared
+cores.
 """
 
 AGENTS = {"codex": "Codex", "claude": "Claude Code", "pi": "Pi", "opencode": "OpenCode"}
