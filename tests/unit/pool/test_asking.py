@@ -122,11 +122,17 @@ class Scene:
             entries=self.entries,
             interactions=self.rows,
             holder="me",
+            outbox=SimpleNamespace(told=self._told),
             producer=SimpleNamespace(append=self._append),
             trust=SimpleNamespace(confirm=self._confirm),
         )
         self._room = cast("TurnRoom", room)
         self._decided = decided or Decided()
+
+    def _told(self, _key: Key) -> asyncio.Future[None]:
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        told.set_result(None)
+        return told
 
     async def begin(self) -> None:
         """The agent was asked."""
