@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?= -n 4 --dist loadfile
 PROTOS := $(shell find protos -name '*.proto')
 
-.PHONY: setup browser images demo test exhaustive coverage-map mutations lint rules conformance soak soak-control exactly-once faults fuzz agents clean
+.PHONY: setup browser images demo test exhaustive newcomer coverage-map mutations lint rules conformance soak soak-control exactly-once faults fuzz agents clean
 
 setup: $(VENV)/.stubs
 
@@ -43,6 +43,10 @@ test: setup browser
 
 exhaustive: setup browser
 	@$(BIN)/python -m pytest $(PYTEST) -m exhaustive
+
+# README and the quickstart, top to bottom, from a fresh clone of what is committed, with an environment of its own.
+newcomer: setup
+	@$(BIN)/python -m pytest -q tests/docs/test_newcomer.py
 
 # Runs what docs/failures.md, docs/warm-sandboxes.md and docs/control.md name, then checks that all of it passed and writes the pages.
 coverage-map: setup

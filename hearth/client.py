@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Self
@@ -42,14 +43,18 @@ UPLOAD_SECONDS = 300.0
 CHUNK_BYTES = 512 * 1024
 
 
+def _address(service: str, usual: str) -> str:
+    return dataclasses.field(default_factory=lambda: os.environ.get(f"HEARTH_{service}_ADDRESS") or usual)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Addresses:
-    """host:port of each service. The defaults are those of a stack on this machine."""
+    """host:port of each service: `HEARTH_POOL_ADDRESS` and its siblings, else the usual ports of this machine."""
 
-    pool: str = "127.0.0.1:7400"
-    history: str = "127.0.0.1:7401"
-    relay: str = "127.0.0.1:7402"
-    sandbox: str = "127.0.0.1:7403"
+    pool: str = _address("POOL", "127.0.0.1:7400")
+    history: str = _address("HISTORY", "127.0.0.1:7401")
+    relay: str = _address("RELAY", "127.0.0.1:7402")
+    sandbox: str = _address("SANDBOX", "127.0.0.1:7403")
 
 
 def session_key(project: str, session: str) -> session_pb2.SessionKey:

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _port(service: str) -> Any:
-    return typer.Option(envvar=f"HEARTH_{service.upper()}_PORT", help="0 takes a free port")
+    return typer.Option(envvar=f"HEARTH_UP_{service.upper()}_PORT", help="0 takes a free port")
 
 
 def up(

@@ -3,6 +3,7 @@
 A ```` ```console ```` fence holds commands on lines that start with `$ `. A command goes on over lines that end with a
 backslash, and over lines that are indented by four spaces. All other lines are output. Attributes stand behind the
 language: `no-run="why"` for a fence that no test can run, `typed="one|two"` for lines that are typed into its commands.
+A ```` ```python ```` fence is a command as well if it has the attribute `run`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# Code that is shown runs as a program of its own, on the stack of its page.
+PROGRAM = "on_the_stack python -"
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[\w-]*)(?P<attributes>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.M | re.S
 )
@@ -91,15 +94,17 @@ def spans(text: str) -> list[str]:
 
 def steps(text: str) -> list[Step]:
     """The commands of a page that run, from top to bottom."""
-    return [
-        step
-        for fence in fences(text)
-        if fence.language == "console" and "no-run" not in fence.attributes
-        for step in _steps_of(fence)
-    ]
+    return [step for fence in fences(text) for step in _steps_of(fence)]
 
 
 def _steps_of(fence: Fence) -> Iterator[Step]:
+    if fence.language == "python" and "run" in fence.attributes:
+        yield Step(fence.line, PROGRAM, fence.body, ())
+    elif fence.language == "console" and "no-run" not in fence.attributes:
+        yield from _commands(fence)
+
+
+def _commands(fence: Fence) -> Iterator[Step]:
     lines = fence.body.splitlines()
     at = 0
     typed = "".join(f"{line}\n" for line in fence.attributes.get("typed", "").split("|") if line)

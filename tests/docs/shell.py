@@ -18,7 +18,17 @@ from tests.support import processes
 
 VENV_BIN = Path(sys.executable).parent
 # A reader has the usual ports; runs of this test must not meet each other, nor the stack of whoever starts them.
-FREE_PORTS = {f"HEARTH_{name}_PORT": "0" for name in ("POOL", "HISTORY", "RELAY", "SANDBOX")}
+FREE_PORTS = {f"HEARTH_UP_{name}_PORT": "0" for name in ("POOL", "HISTORY", "RELAY", "SANDBOX")}
+
+# Tells a program where the services of the stack are, since they have not the usual ports.
+ON_THE_STACK = """on_the_stack() {
+  env $(python - <<'END'
+import json, os
+parts = json.load(open(os.environ["HEARTH_ROOT"] + "/stack.json"))["processes"]
+print(*(f"HEARTH_{part['name'].upper()}_ADDRESS={part['address']}" for part in parts))
+END
+) "$@"
+}"""
 
 
 def environment(root: Path, **more: str) -> dict[str, str]:
@@ -83,7 +93,7 @@ def cloned_tree(directory: Path) -> Path:
 async def run(page: Sequence[Step], *, tree: Path, outputs: Path, env: Mapping[str, str], seconds: float) -> list[str]:
     """What did not go as the page says: commands that failed or took too long, and shown lines that did not come."""
     outputs.mkdir(parents=True, exist_ok=True)
-    script = ["set -o pipefail"]
+    script = ["set -o pipefail", ON_THE_STACK]
     for number, step in enumerate(page):
         (outputs / f"{number}.in").write_text(step.typed)
         place = shlex.quote(str(outputs / str(number)))
