@@ -17,6 +17,7 @@ from tests.docs.pages import ROOT, Step, missing
 from tests.support import processes
 
 VENV_BIN = Path(sys.executable).parent
+STAMPS = (".installed", ".stubs")
 # A reader has the usual ports; runs of this test must not meet each other, nor the stack of whoever starts them.
 FREE_PORTS = {f"HEARTH_UP_{name}_PORT": "0" for name in ("POOL", "HISTORY", "RELAY", "SANDBOX")}
 
@@ -77,8 +78,10 @@ def copied_tree(directory: Path) -> Path:
     # The stamps are those of the copy, and newer than all of it: `make` finds nothing to install, and leaves the
     # packages that this run uses alone.
     (tree / ".venv").mkdir()
-    (tree / ".venv/bin").symlink_to(VENV_BIN)
-    for stamp in (".installed", ".stubs"):
+    for part in Path(sys.prefix).iterdir():
+        if part.name not in STAMPS:
+            (tree / ".venv" / part.name).symlink_to(part)
+    for stamp in STAMPS:
         (tree / ".venv" / stamp).touch()
     return tree
 
