@@ -44,6 +44,7 @@ def message_texts(items: list[dict[str, Any]], execution_id: str) -> dict[str, s
     return texts
 
 
+@pytest.mark.exhaustive
 async def test_two_readers_and_the_history_agree(hearth: Hearth) -> None:
     session = f"dumps-{uuid.uuid4().hex[:8]}"
     async with hearth.watching(session) as first:

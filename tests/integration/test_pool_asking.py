@@ -422,9 +422,8 @@ async def test_answers_of_a_continuation_that_never_reached_its_agent_go_with_th
     await put()
     after = await backend.run(session, "stream 2 words")
     assert after.HasField("execution_completed")
-    assert journal.told(after.execution_id).strip().splitlines()[-3:] == [
+    assert [line for line in journal.told(after.execution_id).splitlines() if line][-2:] == [
         'The user approved deploy with {"n":1}; run it once.',
-        "",
         "stream 2 words",
     ]
     assert journal.ran(after.execution_id) == ["deploy"]

@@ -143,6 +143,7 @@ async def test_n117_a_steer_that_comes_after_the_end_of_what_it_meant_waits_firs
     await quiet(backend, session, 4)
 
 
+@pytest.mark.exhaustive
 async def test_n113_n117_a_steer_and_the_end_of_the_turn_race(backend: Backend) -> None:
     """Whichever is first: it runs next, or after what the end had started already, and nothing that it cannot have
     meant is stopped."""
