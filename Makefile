@@ -38,11 +38,14 @@ demo: setup
 	@$(BIN)/hearth demo
 
 # Of kinds with many cases, as the points at which a process may die, some; `exhaustive` runs the others.
+# Whole modules that take long run there too.
+LONG := tests/agents tests/docs/test_commands.py tests/clients/test_api_page.py tests/e2e/test_metrics.py tests/e2e/test_demo_daytona.py
 test: setup browser
-	@$(BIN)/python -m pytest $(PYTEST) -m "not exhaustive"
+	@$(BIN)/python -m pytest $(PYTEST) -m "not exhaustive" $(LONG:%=--ignore=%)
 
 exhaustive: setup browser
 	@$(BIN)/python -m pytest $(PYTEST) -m exhaustive
+	@$(BIN)/python -m pytest $(PYTEST) -m "not exhaustive" $(LONG)
 
 # README and the quickstart, top to bottom, from a fresh clone of what is committed, with an environment of its own.
 newcomer: setup
