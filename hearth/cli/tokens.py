@@ -19,9 +19,6 @@ from rich.markup import escape
 
 from hearth.cli.output import Exit, fail, out, print_json
 from hearth.cli.stack import Json
-from services.chassis.auth import ANY_PROJECT, TokenFile, hash_token
-from services.chassis.errors import HearthError
-from services.chassis.fields import key_part
 from services.chassis.scopes import SCOPE_NAMES
 from services.chassis.settings import StartupError
 
@@ -47,6 +44,11 @@ def add(
     json: Json = False,
 ) -> None:
     """Make a token and add its hash to the file. The token is shown now, and never again."""
+    # Here and not above: it would double the time that every command of the program takes to start.
+    from services.chassis.auth import ANY_PROJECT, hash_token
+    from services.chassis.errors import HearthError
+    from services.chassis.fields import key_part
+
     if wrong := [one for one in scope if one not in SCOPE_NAMES]:
         fail(f"{wrong[0]!r} is no scope; there are {', '.join(SCOPE_NAMES)}", Exit.USAGE)
     if project != ANY_PROJECT:
@@ -100,6 +102,8 @@ def remove(
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:
     """What the file holds, checked as a service checks it; nothing when it is not there."""
+    from services.chassis.auth import TokenFile
+
     if not file.exists():
         return {}
     try:
