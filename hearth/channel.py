@@ -35,7 +35,7 @@ _METHODS: dict[str, Any] = {
 }
 _SERVICE_CONFIG = json.dumps(_METHODS)
 # Calls go around the replicas that serve; one that is being shut down says so, and gets none.
-_BALANCED_CONFIG = json.dumps(
+BALANCED_CONFIG = json.dumps(
     {**_METHODS, "loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
 )
 
@@ -88,7 +88,7 @@ def open_channel(
     come after `OPTIONS` and win over them.
     """
     address, balanced = target(address)
-    own = {"grpc.service_config": _BALANCED_CONFIG} if balanced else {}
+    own = {"grpc.service_config": BALANCED_CONFIG} if balanced else {}
     merged = dict(OPTIONS) | own | dict(options)
     if root_certificates is not None:
         credentials = grpc.ssl_channel_credentials(root_certificates=root_certificates)

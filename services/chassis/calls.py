@@ -18,7 +18,7 @@ import grpc.aio
 from opentelemetry import propagate, trace
 from opentelemetry.trace import SpanKind
 
-from hearth.channel import _BALANCED_CONFIG, OPTIONS, target
+from hearth.channel import BALANCED_CONFIG, OPTIONS, target
 from services.chassis.deadlines import bounded
 from services.chassis.scopes import is_open
 from services.chassis.settings import ChassisSettings
@@ -35,7 +35,7 @@ def open_channel(address: str, settings: ChassisSettings, *, retries: bool = Tru
     gRPC repeats what answers UNAVAILABLE, a few times; without, that is the answer.
     """
     address, balanced = target(address)
-    own = {"grpc.service_config": _BALANCED_CONFIG} if balanced else {}
+    own = {"grpc.service_config": BALANCED_CONFIG} if balanced else {}
     options = list((dict(OPTIONS) | own | ({} if retries else {"grpc.enable_retries": 0})).items())
     if settings.tls_ca_file is not None:
         credentials = grpc.ssl_channel_credentials(root_certificates=settings.tls_ca_file.read_bytes())

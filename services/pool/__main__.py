@@ -142,7 +142,7 @@ def _serve(app: App[PoolSettings], parts: Parts) -> None:
             entries=parts.entries,
             driver=parts.driver,
             replicas=parts.replicas,
-            stats=parts.stats,
+            metrics=parts.metrics,
             warnings=warnings(app.settings),
         ),
         app.server,

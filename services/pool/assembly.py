@@ -57,7 +57,7 @@ class Parts:
     runners: Runners
     sandboxes: Sandboxes
     sweeps: Sweeps
-    stats: Metrics
+    metrics: Metrics
 
 
 class _Driven:
@@ -112,9 +112,9 @@ def assemble(
     spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[Any]],
 ) -> Parts:
     """Make the parts; nothing runs yet. `connect` opens the way to another replica at its address."""
-    bell, stats = _Bell(), Metrics()
+    bell, metrics = _Bell(), Metrics()
     starts = Starts(clock, ids, settings.default_agent)
-    settlement = Settlement(store, starts, log, clock, changed=bell, stats=stats)
+    settlement = Settlement(store, starts, log, clock, changed=bell, metrics=metrics)
     interactions = Interactions(store, starts, clock, expiry=settings.interaction_expiry, changed=bell)
     outbox = Outbox(store, producer, clock, settle=settlement.settle, spawn=spawn)
 
@@ -133,7 +133,7 @@ def assemble(
         spawn=spawn,
     )
     recovery = Recovery(
-        Takeovers(store, clock, changed=bell, holder=holder, metrics=stats), sandboxes, clock, spawn=spawn
+        Takeovers(store, clock, changed=bell, holder=holder, metrics=metrics), sandboxes, clock, spawn=spawn
     )
     trust = Trust(store, clock, holder, limit=settings.trusted_for)
     room = TurnRoom(
@@ -150,17 +150,17 @@ def assemble(
         ids=ids,
         holder=holder,
         settings=settings,
-        stats=stats,
+        metrics=metrics,
         recovery=recovery,
         trust=trust,
         interactions=interactions,
-        parking=Parking(entries, sandboxes, settings, stats, clock),
+        parking=Parking(entries, sandboxes, settings, metrics, clock),
     )
     driver = bell.driver = Driver(room, rows=rows, spawn=spawn)
     runners = driver.runners = Runners(holder, here=driver.nudged, address=rows.address, connect=connect)
     driven = _Driven(driver, recovery)
     observer = Observer(rows, store, recovery, clock, holder=holder, limits=settings.beats, spawn=spawn)
-    commands = Commands(store, clock, ids, changed=bell, metrics=stats)
+    commands = Commands(store, clock, ids, changed=bell, metrics=metrics)
     removal = Removal(
         store=store,
         commands=commands,
@@ -225,5 +225,5 @@ def assemble(
             purge=removal.purge,
             expire=interactions.expire,
         ),
-        stats=stats,
+        metrics=metrics,
     )

@@ -35,14 +35,14 @@ class PoolService(pool_service_pb2_grpc.PoolServiceServicer):
         entries: Entries,
         driver: Driver,
         replicas: Replicas,
-        stats: Metrics,
+        metrics: Metrics,
         warnings: Sequence[str] = (),
     ) -> None:
         self._store = store
         self._entries = entries
         self._driver = driver
         self._replicas = replicas
-        self._stats = stats
+        self._metrics = metrics
         self._warnings = warnings
 
     async def ListEntries(self, request: calls.ListEntriesRequest, context: Context) -> calls.ListEntriesResponse:
@@ -109,9 +109,9 @@ class PoolService(pool_service_pb2_grpc.PoolServiceServicer):
         return calls.GetPoolStatsResponse(
             holder=self._replicas.holder,
             entries_by_state=states,
-            turns_by_how=self._stats.turns_by_how,
-            turns_by_outcome=self._stats.turns_by_outcome,
-            misses_by_reason=self._stats.misses_by_reason,
+            turns_by_how=self._metrics.turns_by_how,
+            turns_by_outcome=self._metrics.turns_by_outcome,
+            misses_by_reason=self._metrics.misses_by_reason,
             outbox_depth=await self._store.outbox_depth(),
             warnings=self._warnings,
         )

@@ -36,14 +36,14 @@ class Settlement:
     """Closes executions. `changed` hears of what was started by it."""
 
     def __init__(
-        self, store: Store, starts: Starts, log: Log, clock: Clock, *, changed: Changed, stats: Metrics | None = None
+        self, store: Store, starts: Starts, log: Log, clock: Clock, *, changed: Changed, metrics: Metrics | None = None
     ) -> None:
         self._store = store
         self._starts = starts
         self._log = log
         self._clock = clock
         self._changed = changed
-        self._stats = stats or Metrics()
+        self._metrics = metrics or Metrics()
 
     async def settle(self, key: Key, execution_id: str, winner: Winner) -> Settled | None:
         """Close an execution by its ending; repeating it changes nothing. None when the session is gone.
@@ -109,8 +109,8 @@ class Settlement:
         )
         if closed.cancelled_for is not None:
             kind = "steer" if closed.steered is not None else "stop"
-            self._stats.command(kind, cancel_outcome(winner.outcome), closed.cancelled_for)
-        self._stats.settled(winner.outcome, code)
+            self._metrics.command(kind, cancel_outcome(winner.outcome), closed.cancelled_for)
+        self._metrics.settled(winner.outcome, code)
         if promoted is not None or changing.told:
             if promoted is not None:
                 crashpoint("promote.committed")

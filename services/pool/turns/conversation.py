@@ -310,4 +310,4 @@ class Conversation:
 
     def _timed(self, name: str, started: float, *, show: bool = True) -> None:
         seconds = self._stages.record(name, started, show=show)
-        self._room.stats.stage(name, "", seconds)
+        self._room.metrics.stage(name, "", seconds)

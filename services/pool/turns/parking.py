@@ -42,12 +42,12 @@ class Parking:
     """Parks agents that ended their turn well."""
 
     def __init__(
-        self, entries: Entries, sandboxes: Sandboxes, settings: PoolSettings, stats: Metrics, clock: Clock
+        self, entries: Entries, sandboxes: Sandboxes, settings: PoolSettings, metrics: Metrics, clock: Clock
     ) -> None:
         self._entries = entries
         self._sandboxes = sandboxes
         self._settings = settings
-        self._stats = stats
+        self._metrics = metrics
         self._clock = clock
 
     async def park(self, entry: Entry, *, stopped: bool) -> None:
@@ -55,7 +55,7 @@ class Parking:
         started = self._clock.monotonic()
         with telemetry.span("turn.park"):
             await self._park(entry, stopped=stopped)
-        self._stats.stage("park", "", self._clock.monotonic() - started)
+        self._metrics.stage("park", "", self._clock.monotonic() - started)
 
     async def park_unused(self, key: Key) -> None:
         """Park an entry that was kept at hand for a turn that then did not come."""

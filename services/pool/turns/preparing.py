@@ -136,7 +136,7 @@ class Preparation:
                 live.harness.reach(acquired.endpoint)
                 return Ready(entry, live, "warm", "", acquired.workspace)
             # Another daemon, or another sandbox: what we knew is gone, and nothing of it may be touched.
-            self._room.stats.missed("instance")
+            self._room.metrics.missed("instance")
             entry.live = None
             entry.turns = 0
             with suppress(HarnessError):
@@ -168,7 +168,7 @@ class Preparation:
         """Take the entry that is kept, if it fits, and what the agent is to be given: without that nothing starts."""
         entry = self.entry = self._room.entries.checkout(self._key)
         if entry is None:
-            self._room.stats.missed("not-kept" if self._picked.ended_execution_id else "first-turn")
+            self._room.metrics.missed("not-kept" if self._picked.ended_execution_id else "first-turn")
         else:
             crashpoint("prepare.checked_out")
         try:
@@ -187,7 +187,7 @@ class Preparation:
             self._load = None
 
     async def _give_up(self, entry: Entry, misfit: Misfit) -> None:
-        self._room.stats.missed(misfit.word)
+        self._room.metrics.missed(misfit.word)
         logger.info("live session does not fit", extra={"session": str(self._key), "why": misfit.word})
         await self._room.entries.close(entry, misfit.reason)
         self.entry = None
@@ -244,7 +244,7 @@ class Preparation:
         """A stage of the turn, which is counted if it ends well."""
         with self._stages.stage(name, long=long) as stage:
             yield stage
-        self._room.stats.stage(name, stage.how, self._stages.timings[-1].duration_us / 1e6)
+        self._room.metrics.stage(name, stage.how, self._stages.timings[-1].duration_us / 1e6)
 
     async def _acquire(self, entry: Entry, claim: Claim) -> Acquired:
         wanted = sandbox_pb2.SandboxSpec()

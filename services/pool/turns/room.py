@@ -39,7 +39,7 @@ class TurnRoom:
     ids: Ids
     holder: str
     settings: PoolSettings
-    stats: Metrics
+    metrics: Metrics
     recovery: Recovery
     trust: Trust
     interactions: Interactions

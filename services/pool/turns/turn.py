@@ -237,7 +237,7 @@ class Turn:
 
     async def _start_over(self, entry: Entry, what: str, why: str) -> None:
         """Close what cannot go on, to start anew under the next attempt."""
-        self._room.stats.missed(what)
+        self._room.metrics.missed(what)
         logger.warning("starting cold", extra={"session": str(self._key), "lost": what, "reason": why})
         await self._end_resuming()
         await self._room.entries.close(entry, sandbox_pb2.RELEASE_REASON_FAILED_TURN)
@@ -387,7 +387,7 @@ class Turn:
         crashpoint("pause.ending_taken" if self._paused else "turn.ending_taken")
         settled = await self._settle(winner)
         crashpoint("pause.settled" if self._paused else "turn.settled")
-        self._room.stats.ended(self._how, winner.outcome.value.lower())
+        self._room.metrics.ended(self._how, winner.outcome.value.lower())
         if entry is not None:
             kept = found.answered and winner.event_id == event.event_id
             await self._park(entry, found if kept else None, settled)
@@ -424,7 +424,7 @@ class Turn:
                 "settle",
                 lambda: self._room.settlement.settle(self._key, self.execution_id, winner),
             )
-        self._room.stats.stage("settle", "", self._room.clock.monotonic() - started)
+        self._room.metrics.stage("settle", "", self._room.clock.monotonic() - started)
         return settled
 
     # What becomes of the agent
@@ -503,7 +503,7 @@ class Turn:
         await until_it_lands(
             self._room.clock, self._key, "fail", lambda: end_failed(self._room, execution, failed, summary)
         )
-        self._room.stats.ended(self._how, Outcome.FAILED.value.lower())
+        self._room.metrics.ended(self._how, Outcome.FAILED.value.lower())
         if self._preparation.entry is not None:
             await self._discard(self._preparation.entry, sandbox_pb2.RELEASE_REASON_FAILED_TURN)
 
@@ -538,4 +538,4 @@ class Turn:
             self._signals.raise_(fenced=fenced, gone=True)
 
     def _timed(self, name: str, started: float) -> None:
-        self._room.stats.stage(name, "", self._stages.record(name, started))
+        self._room.metrics.stage(name, "", self._stages.record(name, started))
