@@ -20,7 +20,7 @@ from hearth.history.v1 import history_pb2, history_service_pb2, history_service_
 from hearth.types.v1 import session_pb2
 from services.chassis.auth import current_caller, hash_token, require_project
 from services.chassis.calls import open_channel
-from services.chassis.errors import PermissionDenied, Unauthenticated, from_rpc_error
+from services.chassis.errors import PermissionDenied, ResourceExhausted, Unauthenticated, from_rpc_error
 from services.chassis.interceptors import Context
 from services.chassis.scopes import SCOPES
 from services.chassis.server import App, started
@@ -59,11 +59,12 @@ class Secured:
         return open_channel(self.address, ChassisSettings(token=token))
 
 
-@pytest_asyncio.fixture
-async def secured(tmp_path: Path) -> AsyncIterator[Secured]:
-    file = tmp_path / "tokens.json"
+@asynccontextmanager
+async def serving(file: Path, **limits: float) -> AsyncIterator[Secured]:
     file.write_text("{}")
-    settings = ChassisSettings(auth_file=file, auth_recheck=0.2, shutdown_grace=4, listen="127.0.0.1:0")
+    settings = ChassisSettings.model_validate(
+        {"auth_file": file, "auth_recheck": 0.2, "shutdown_grace": 4, "listen": "127.0.0.1:0", **limits}
+    )
 
     @asynccontextmanager
     async def build(app: App[ChassisSettings]) -> AsyncIterator[None]:
@@ -75,6 +76,12 @@ async def secured(tmp_path: Path) -> AsyncIterator[Secured]:
 
     async with started(settings, "test", build) as app:
         yield Secured(app.address, file)
+
+
+@pytest_asyncio.fixture
+async def secured(tmp_path: Path) -> AsyncIterator[Secured]:
+    async with serving(tmp_path / "tokens.json") as server:
+        yield server
 
 
 async def refusal(call: Any) -> Any:
@@ -89,6 +96,11 @@ def heads(channel: grpc.aio.Channel, project: str = "acme") -> Any:
     return history_service_pb2_grpc.HistoryServiceStub(channel).GetHeads(request)
 
 
+def stream(channel: grpc.aio.Channel) -> Any:
+    request = history_service_pb2.StreamEventsRequest()
+    return history_service_pb2_grpc.HistoryServiceStub(channel).StreamEvents(request)
+
+
 async def test_who_is_known_and_may(secured: Secured) -> None:
     secured.grant({"good": ("acme", ["read"]), "every": ("*", ["read"])})
     async with secured.channel("good") as channel:
@@ -98,6 +110,48 @@ async def test_who_is_known_and_may(secured: Secured) -> None:
         assert refused.reason == "PROJECT_DENIED"
     async with secured.channel("every") as channel:
         await heads(channel, "other")
+
+
+async def test_a_project_that_asks_too_much_is_told_when_to_come_back(tmp_path: Path) -> None:
+    async with serving(tmp_path / "tokens.json", project_rate=0.01) as server:
+        server.grant({"one": ("acme", ["read"]), "two": ("other", ["read"]), "every": ("*", ["read"])})
+        async with server.channel("one") as channel:
+            await heads(channel)
+            refused = await refusal(heads(channel))
+            assert isinstance(refused, ResourceExhausted)
+            assert refused.reason == "OVERLOADED"
+            assert refused.retry_after is not None
+            assert 0 < refused.retry_after <= 100
+        for token, project in (("two", "other"), ("every", "acme"), ("every", "acme")):
+            async with server.channel(token) as channel:
+                await heads(channel, project)
+
+
+async def test_a_project_has_so_many_streams_and_gets_one_when_one_ends(tmp_path: Path) -> None:
+    async with serving(tmp_path / "tokens.json", project_streams=1) as server:
+        server.grant({"one": ("acme", ["read"]), "two": ("other", ["read"])})
+        async with server.channel("one") as mine, server.channel("two") as theirs:
+            first = stream(mine)
+            await first.read()
+            refused = await refusal(stream(mine).read())
+            assert isinstance(refused, ResourceExhausted)
+            assert refused.reason == "OVERLOADED"
+            other = stream(theirs)
+            await other.read()
+            first.cancel()
+            async with asyncio.timeout(10):
+                while True:
+                    again = stream(mine)
+                    try:
+                        await again.read()
+                        break
+                    except grpc.aio.AioRpcError as error:
+                        if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                            raise
+                        # The end of the first one is on its way.
+                        await asyncio.sleep(0.02)
+            again.cancel()
+            other.cancel()
 
 
 @pytest.mark.parametrize("sent", [None, "Bearer wrong", "Bearer ", "Basic good", "good", "Bearer name of good"])
