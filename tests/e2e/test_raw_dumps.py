@@ -44,14 +44,16 @@ def message_texts(items: list[dict[str, Any]], execution_id: str) -> dict[str, s
     return texts
 
 
-@pytest.mark.exhaustive
 async def test_two_readers_and_the_history_agree(hearth: Hearth) -> None:
     session = f"dumps-{uuid.uuid4().hex[:8]}"
     async with hearth.watching(session) as first:
-        sent = (await hearth.run("send", session, "stream 90 words at 45/s", "--json")).json()
+        sent = (await hearth.run("send", session, "stream 3000 words at 45/s", "--json")).json()
         execution = sent["started"]["execution"]["execution_id"]
         await first.until(lambda items: len(frames_of(items, execution)) >= 10)
         async with hearth.watching(session) as late:
+            # The answer lasts until both have seen some of it, however long a reader takes to start.
+            await late.until(lambda items: len(frames_of(items, execution)) >= 10)
+            assert (await hearth.run("stop", session)).code == 0
             await first.until(lambda items: ended(items, execution))
             await late.until(lambda items: ended(items, execution))
             check_lateness(first, late, execution)

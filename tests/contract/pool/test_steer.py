@@ -143,7 +143,6 @@ async def test_n117_a_steer_that_comes_after_the_end_of_what_it_meant_waits_firs
     await quiet(backend, session, 4)
 
 
-@pytest.mark.exhaustive
 async def test_n113_n117_a_steer_and_the_end_of_the_turn_race(backend: Backend) -> None:
     """Whichever is first: it runs next, or after what the end had started already, and nothing that it cannot have
     meant is stopped."""
@@ -152,7 +151,9 @@ async def test_n113_n117_a_steer_and_the_end_of_the_turn_race(backend: Backend) 
     seen = 0
     for number in range(10):
         first = (await backend.send(session, "hello")).started
-        queued = (await backend.send(session, "waits")).queued.input_id
+        sent = await backend.send(session, "waits")
+        # It waits, or runs if the first turn is over by now.
+        queued = sent.queued.input_id or sent.started.input_id
         await asyncio.sleep(0.015 * number)
         answer = await steer(backend, session, "instead")
         answers.add(answer.WhichOneof("result"))
