@@ -38,9 +38,12 @@ demo: setup
 	@$(BIN)/hearth demo
 
 # Of kinds with many cases, as the points at which a process may die, some; `exhaustive` runs the others.
-# Whole modules that take long run there too.
-LONG := tests/agents tests/docs/test_commands.py tests/clients/test_api_page.py tests/e2e/test_metrics.py tests/e2e/test_demo_daytona.py
-test: setup browser
+# Whole modules that take long, or need a browser, run there too.
+LONG := tests/agents tests/docs/test_commands.py tests/fuzz tests/deployment/test_compose.py \
+  tests/clients/test_api_page.py tests/clients/test_sse_example.py tests/integration/test_browser.py \
+  tests/integration/test_chassis_metrics.py tests/e2e/test_metrics.py tests/e2e/test_otlp.py \
+  tests/e2e/test_trace_page.py tests/e2e/test_demo_daytona.py tests/e2e/test_third_party_stack.py
+test: setup
 	@$(BIN)/python -m pytest $(PYTEST) -m "not exhaustive" $(LONG:%=--ignore=%)
 
 exhaustive: setup browser

@@ -1,6 +1,6 @@
 """A house for each daemon, with the agents that this run meets in it, and the stand-in of their models.
 
-`make test` takes one agent behind our own daemon through the six steps; `make agents` all of them behind both.
+`make exhaustive` takes one agent behind our own daemon through the six steps; `make agents` all of them behind both.
 """
 
 from __future__ import annotations
