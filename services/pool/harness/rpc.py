@@ -51,6 +51,8 @@ class RpcLimits:
     lost: float = 15.0
     # How long the news of an agent's end may take once a call has shown that it is gone.
     last_words: float = 2.0
+    # How long nothing must come after the news of an agent's end, until what it said is believed to be all.
+    last_lines: float = 0.1
     tries: int = 3
 
 
@@ -119,6 +121,9 @@ class RpcConnection:
         self._pending: dict[int, tuple[asyncio.Future[Message], Callable[[Message], None] | None]] = {}
         self._seen: set[str] = set()
         self.dead: HarnessError | None = None
+        # What the daemon said of the agent's end, and when that is believed to be all: it may overtake the last lines.
+        self._ended: HarnessError | None = None
+        self._closing: asyncio.TimerHandle | None = None
         # Messages of the agent, and lines of it that were none.
         self.messages = 0
         self.garbage = 0
@@ -140,6 +145,8 @@ class RpcConnection:
             except HarnessError as error:
                 self.die(error)
                 raise
+            if self._ended is not None:
+                self.die(self._ended)
             self.check()
             self.start()
 
@@ -159,12 +166,16 @@ class RpcConnection:
             reading.cancel()
             await asyncio.wait((reading,))
         self.stream.disconnect()
+        if self._ended is not None:
+            self.die(self._ended)
 
     def die(self, error: HarnessError) -> None:
         """The agent or the way to it is gone; the first reason stands."""
         if self.dead is not None:
             return
-        self.dead = error
+        if self._closing is not None:
+            self._closing.cancel()
+        self.dead = error = self._ended or error
         for waiting, _ in self._pending.values():
             if not waiting.done():
                 waiting.set_exception(error)
@@ -334,6 +345,8 @@ class RpcConnection:
 
     async def _dispatch(self, data: bytes) -> None:
         self._said = self._clock.monotonic()
+        if self._ended is not None and self.dead is None:
+            self._end_soon(self._ended)
         try:
             message: object = _decoder.decode(data.decode())
         except (ValueError, RecursionError):
@@ -345,7 +358,7 @@ class RpcConnection:
         if not isinstance(method, str):
             self._answered(message)
         elif method == "_adapter/agent_exited":
-            self.die(_exited(params))
+            self._end_soon(self._ended or _exited(params))
         elif method == "_adapter/invalid_stdout":
             self.garbage += 1
         elif message.get("id") is None:
@@ -355,6 +368,13 @@ class RpcConnection:
             self.messages += 1
             self._seen.add(key)
             await self._listener.requested(message["id"], method, params, len(data))
+
+    def _end_soon(self, error: HarnessError) -> None:
+        """Die of it once nothing has come for a moment."""
+        self._ended = error
+        if self._closing is not None:
+            self._closing.cancel()
+        self._closing = asyncio.get_running_loop().call_later(self._limits.last_lines, self.die, error)
 
     def _answered(self, message: Message) -> None:
         number = message.get("id")
