@@ -42,7 +42,9 @@ demo: setup
 LONG := tests/agents tests/docs/test_commands.py tests/fuzz tests/deployment/test_compose.py \
   tests/clients/test_api_page.py tests/clients/test_sse_example.py tests/integration/test_browser.py \
   tests/integration/test_chassis_metrics.py tests/e2e/test_metrics.py tests/e2e/test_otlp.py \
-  tests/e2e/test_trace_page.py tests/e2e/test_demo_daytona.py tests/e2e/test_third_party_stack.py
+  tests/e2e/test_trace_page.py tests/e2e/test_demo_daytona.py tests/e2e/test_third_party_stack.py \
+  tests/contract/provider/test_daytona_storm.py tests/integration/test_doctor_live_daytona.py \
+  tests/integration/test_bench_warm.py
 test: setup
 	@$(BIN)/python -m pytest $(PYTEST) -m "not exhaustive" $(LONG:%=--ignore=%)
 
