@@ -53,19 +53,23 @@ _writer = lru_cache(maxsize=_REMEMBERED)(FrameWriter)
 
 def check(batch: relay_pb2.FrameBatch, path: str) -> list[session_pb2.FieldProblem]:
     """Everything that is wrong with the head of a batch; `path` is where it stands in the request."""
-    found = _of_head(batch.session.project, batch.session.session, batch.execution_id, batch.epoch)
-    return _problems((f"{path}.{name}", text) for name, text in found) if found else []
+    try:
+        _check_head(batch.session.project, batch.session.session, batch.execution_id, batch.epoch)
+    except InvalidArgument as refusal:
+        return _problems((f"{path}.{name}", text) for name, text in refusal.field_violations)
+    return []
 
 
+# What is raised is not remembered: nobody fills the memory with heads that are wrong, of which each may be megabytes.
 @lru_cache(maxsize=_REMEMBERED)
-def _of_head(project: str, session: str, execution_id: str, epoch: int) -> tuple[tuple[str, str], ...]:
+def _check_head(project: str, session: str, execution_id: str, epoch: int) -> None:
     checks = fields.Violations()
     checks.take(fields.key_part, "session.project", project)
     checks.take(fields.key_part, "session.session", session)
     checks.take(fields.uuid_text, "execution_id", execution_id)
     if not 1 <= epoch <= NUMBER_MAX:
         checks.add("epoch", f"must be between 1 and {NUMBER_MAX}")
-    return _found(checks)
+    checks.raise_if_any()
 
 
 def check_frames(batch: relay_pb2.FrameBatch, path: str, start: int, stop: int) -> list[session_pb2.FieldProblem]:

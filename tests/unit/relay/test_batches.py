@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from hearth.relay.v1 import bus_pb2, relay_pb2
@@ -62,6 +64,20 @@ def test_equal_frames_have_equal_content_and_others_not() -> None:
 )
 def test_wrong_fields_are_named(fields: dict[str, object], expected: list[str]) -> None:
     assert wrong_fields(**fields) == expected
+
+
+def test_nothing_is_kept_of_wrong_heads() -> None:
+    size = 100_000
+    tracemalloc.start()
+    try:
+        wrong_fields(execution_id="x" * size)
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(50):
+            assert wrong_fields(execution_id=str(number) + "x" * size) == ["execution_id"]
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < size
 
 
 @pytest.mark.parametrize(
