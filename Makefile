@@ -123,6 +123,7 @@ faults: setup
 # Installs them from npm into ~/.cache/hearth/agents (1 GB). Writes the table of docs/agents.md when all passed.
 agents: setup
 	@mkdir -p build
+	@AGENTS=$(AGENTS) $(BIN)/python -m tests.agents
 	@AGENTS=$(AGENTS) $(BIN)/python -m pytest -q -o junit_family=xunit1 --junit-xml=build/agents.xml tests/agents
 	@$(BIN)/python -m scripts.agents --results build/agents.xml
 

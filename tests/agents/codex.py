@@ -9,7 +9,7 @@ from typing import Any
 from tests.agents.npm import installed
 from tests.agents.ready import ready
 
-PACKAGES = ("@zed-industries/codex-acp-linux-x64@0.16.0",)
+PACKAGES = {"codex": ("@zed-industries/codex-acp-linux-x64@0.16.0",)}
 
 
 def entry(base_url: str, folder: Path) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def entry(base_url: str, folder: Path) -> dict[str, Any]:
         "model_provider": "standin",
         **{f"model_providers.standin.{name}": value for name, value in provider.items()},
     }
-    binary = installed("codex", PACKAGES) / "@zed-industries" / "codex-acp-linux-x64" / "bin" / "codex-acp"
+    binary = installed("codex", PACKAGES["codex"]) / "@zed-industries" / "codex-acp-linux-x64" / "bin" / "codex-acp"
     binary.chmod(0o755)
     # JSON of strings and numbers is TOML too.
     options = [part for name, value in configuration.items() for part in ("-c", f"{name}={json.dumps(value)}")]

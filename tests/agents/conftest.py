@@ -21,6 +21,7 @@ from tests.agents.roster import FIRST, ROSTER, Agent
 from tests.contract.pool.house import House
 from tests.support.harness import ROOT, sandbox_agent_binary
 from tests.support.models.process import Models, models
+from tests.support.npm import Unavailable
 from tests.support.servers import Servers
 
 DAEMONS = ("agentd", pytest.param("sandbox-agent", marks=pytest.mark.exhaustive))
@@ -60,7 +61,12 @@ def met(request: pytest.FixtureRequest) -> list[str]:
 def house(daemon: str, met: list[str], servers: Servers, stand_in: Models) -> Iterator[House]:
     """The services, whose sandboxes run one of the daemons."""
     directory = servers.scratch()
-    agents = {name: ROSTER[name].entry(stand_in.base(f"{daemon}-{name}"), directory / "agents" / name) for name in met}
+    try:
+        agents = {
+            name: ROSTER[name].entry(stand_in.base(f"{daemon}-{name}"), directory / "agents" / name) for name in met
+        }
+    except Unavailable as why:
+        pytest.skip(str(why))
     dsn = servers.create_database()
     env = {
         "HEARTH_AGENTS": json.dumps(agents),

@@ -2,52 +2,47 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
+import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
+from tests.support import npm
 
 SECONDS = 400
-_UNREACHABLE = ("ENOTFOUND", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "EAI_AGAIN", "ENETUNREACH", "E401", "E403")
 
 
 def cache() -> Path:
-    """Where they lie: HEARTH_AGENTS_CACHE, or below the user's cache."""
+    """Where they lie: AGENTS_CACHE, or below the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("HEARTH_AGENTS_CACHE") or Path(base, "hearth", "agents")).expanduser()
+    return Path(os.environ.get("AGENTS_CACHE") or Path(base, "hearth", "agents")).expanduser().absolute()
+
+
+def there(name: str, packages: Sequence[str]) -> bool:
+    """Whether they are installed already."""
+    return npm.there(cache() / name, packages)
 
 
 def installed(name: str, packages: Sequence[str]) -> Path:
-    """The `node_modules` with these packages, as `pi-acp@0.0.34`, without having run their scripts.
+    """The `node_modules` with these packages, as `pi-acp@0.0.34`.
 
-    Skips the test where they cannot be had.
+    Raises `npm.Unavailable` where they cannot be had, and RuntimeError when npm refuses them.
     """
-    prefix = cache() / name
-    prefix.mkdir(parents=True, exist_ok=True)
-    done, wanted = prefix / ".installed", "\n".join(packages)
-    with (prefix / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists() or done.read_text() != wanted:
-            shutil.rmtree(prefix / "node_modules", ignore_errors=True)
-            _install(prefix, packages)
-            done.write_text(wanted)
-    return prefix / "node_modules"
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise npm.Unavailable(f"agents are run on linux x86_64 only, this is {sys.platform} {platform.machine()}")
+    return npm.modules(cache() / name, packages, seconds=SECONDS)
 
 
-def _install(prefix: Path, packages: Sequence[str]) -> None:
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip(f"npm is not installed, so {', '.join(packages)} cannot be had")
-    options = ["--no-save", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(prefix)]
-    try:
-        command = [npm, "install", *options, *packages]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"the npm registry did not deliver {', '.join(packages)} in {SECONDS} s")
-    if result.returncode != 0 and any(code in result.stderr for code in _UNREACHABLE):
-        pytest.skip(f"the npm registry cannot be reached: {result.stderr.strip().splitlines()[0]}")
-    assert result.returncode == 0, result.stderr
+def node(version: int) -> Path:
+    """Where the machine's Node is, of this major version or a newer one. Raises `npm.Unavailable`."""
+    found = shutil.which("node")
+    if found is None:
+        raise npm.Unavailable(f"it needs Node {version}, which is not installed")
+    told = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    major = told.removeprefix("v").partition(".")[0]
+    if not major.isdigit() or int(major) < version:
+        raise npm.Unavailable(f"it needs Node {version}, and {found} is {told or 'no Node'}")
+    return Path(found).parent

