@@ -1,7 +1,9 @@
 """The daemon's event stream: cutting it into messages, and following it over broken connections without a hole.
 
 The daemon numbers its messages 1, 2, 3 … and keeps the last ones, so a connection that broke is resumed after the last
-number. A number that does not follow means that messages are gone for good.
+number. A number that does not follow is looked into over a new connection: the real daemon leaves a message out that it
+takes while it begins to serve a reader, and drops what a slow one has not read, but keeps both. What that connection
+does not bring either is gone for good.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import aiohttp
 from opentelemetry.instrumentation.utils import suppress_http_instrumentation
@@ -121,6 +123,9 @@ class EventStream:
         self._parser = Parser()
         self._ready: deque[bytes] = deque()
         self._last = 0
+        # What came before its turn, by number; and the last number before the hole that was looked into.
+        self._early: dict[int, bytes] = {}
+        self._looked_after = -1
         # When the last byte came, when this connection was made, and when the reader went away to work.
         self._heard = self._connected = self._left = clock.monotonic()
         self._reading = False
@@ -178,11 +183,20 @@ class EventStream:
         A daemon that does not say how much that is counts as empty once it has sent nothing for a moment.
         """
         with self._listening():
-            known = self._newest
-            if not self._ready and self._response is not None and (known is None or self._last < known):
-                with suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
-                    async with asyncio.timeout(self._limits.moment if known is None else self._limits.catch_up):
+            while not self._ready and self._failed is None:
+                if self._early and self._response is None:
+                    await self._connect()
+                known = self._newest
+                if self._response is None or (known is not None and self._last >= known):
+                    break
+                brief = known is None and not self._early
+                try:
+                    async with asyncio.timeout(self._limits.moment if brief else self._limits.catch_up):
                         self._received(await self._response.content.readany())
+                except (TimeoutError, aiohttp.ClientError, ConnectionError):
+                    break
+                if not self._early:
+                    break
             if self._failed is not None and not self._ready:
                 raise self._failed
             return self._take()
@@ -226,19 +240,35 @@ class EventStream:
             return
         for event in events:
             self._accept(event)
+        if self._early:
+            self._look_into_the_hole()
 
     def _accept(self, event: Event) -> None:
-        if self._failed is not None:
+        if event.number is None:
+            self._ready.append(event.data)
             return
-        if event.number is not None:
-            if event.number <= self._last:
-                return
-            if event.number > self._last + 1 and not self.holes_allowed:
-                missing = event.number - self._last - 1
-                self._fail(HarnessError("HARNESS_STREAM_LOST", f"{missing} messages of the agent were lost"))
-                return
-            self._last = event.number
+        if event.number <= self._last:
+            return
+        if event.number > self._last + 1 and not self.holes_allowed:
+            self._early[event.number] = event.data
+            return
+        if event.number > self._last + 1:
+            self._early.clear()
+        self._last = event.number
         self._ready.append(event.data)
+        while (data := self._early.pop(self._last + 1, None)) is not None:
+            self._last += 1
+            self._ready.append(data)
+
+    def _look_into_the_hole(self) -> None:
+        """Ask for what is missing over a new connection; it is lost when that was done."""
+        if self._looked_after == self._last:
+            missing = min(self._early) - self._last - 1
+            self._fail(HarnessError("HARNESS_STREAM_LOST", f"{missing} messages of the agent were lost"))
+            return
+        logger.info("messages are missing", extra={"last": self._last, "next": min(self._early)})
+        self._looked_after = self._last
+        self._drop()
 
     def _fail(self, error: HarnessError) -> None:
         """End of the stream; what came whole before is still read."""

@@ -16,7 +16,7 @@ from services.chassis.clock import SystemClock
 from services.pool.harness.port import HarnessError
 from services.pool.harness.sse import Event, EventStream, MalformedStream, Parser, StreamLimits
 
-QUICK = StreamLimits(reconnect=0.2, unreachable=0.5, connect=0.2, first_backoff=0.01, max_backoff=0.05)
+QUICK = StreamLimits(reconnect=0.2, unreachable=0.5, connect=0.2, first_backoff=0.01, max_backoff=0.05, moment=0.2)
 
 
 def test_a_message_ends_with_an_empty_line() -> None:
@@ -141,17 +141,46 @@ async def test_what_comes_again_is_taken_once() -> None:
         assert await read(stream, 3) == [b"m1", b"m2", b"m3"]
 
 
-async def test_a_hole_is_a_loss_and_what_came_before_it_is_read_first() -> None:
-    async with follow(Wire([message(1) + message(2) + message(5)])) as stream:
+async def test_a_hole_is_a_loss_once_a_second_connection_has_it_too_and_what_came_before_it_is_read_first() -> None:
+    wire = Wire([message(1) + message(2) + message(5)], [message(5) + message(6)])
+    async with follow(wire) as stream:
         assert await read(stream, 2) == [b"m1", b"m2"]
         error = await fails(stream)
         assert (error.reason, error.fenced) == ("HARNESS_STREAM_LOST", False)
+        assert "2 messages" in str(error)
         assert (await fails(stream)).reason == "HARNESS_STREAM_LOST", "and it stays one"
+    assert wire.asked == [None, "2"]
 
 
 async def test_the_first_message_may_be_missing_too() -> None:
-    async with follow(Wire([message(2)])) as stream:
+    async with follow(Wire([message(2)], [message(2)])) as stream:
         assert (await fails(stream)).reason == "HARNESS_STREAM_LOST"
+
+
+async def test_what_the_daemon_left_out_and_kept_is_asked_for() -> None:
+    first = [message(2), None]
+    again: list[bytes | None] = [message(1) + message(2) + message(4), None]
+    wire = Wire(first, again, [message(3) + message(4) + message(5), None])
+    async with follow(wire) as stream:
+        assert await read(stream, 5) == [b"m1", b"m2", b"m3", b"m4", b"m5"]
+    assert wire.asked == [None, None, "2"]
+
+
+async def test_numbers_that_only_come_in_another_order_are_no_hole() -> None:
+    wire = Wire([message(1) + message(3) + message(4) + message(2), None])
+    async with follow(wire) as stream:
+        assert await read(stream, 4) == [b"m1", b"m2", b"m3", b"m4"]
+    assert len(wire.asked) == 1
+
+
+async def test_what_waits_is_read_over_a_hole() -> None:
+    wire = Wire([message(1), None], [message(3), None], [message(2) + message(3), None])
+    async with follow(wire) as stream:
+        await read(stream, 1)
+        stream.disconnect()
+        await stream.connect()
+        assert await stream.read_waiting() == [b"m2", b"m3"]
+        assert await stream.read_waiting() == []
 
 
 async def test_holes_that_matter_to_nobody() -> None:
