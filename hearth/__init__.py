@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from hearth.reducer import Transcript as Transcript
     from hearth.reducer import is_ending as is_ending
     from hearth.reducer import text_of as text_of
+    from hearth.tls import Tls as Tls
     from hearth.watch import Watch as Watch
 
 _HOMES = {
     **dict.fromkeys(("Addresses", "Client", "decided", "session_key", "text_content", "told"), "hearth.client"),
     "CallError": "hearth.errors",
     **dict.fromkeys(("Entry", "Transcript", "is_ending", "text_of"), "hearth.reducer"),
+    "Tls": "hearth.tls",
     "Watch": "hearth.watch",
 }
 
@@ -43,6 +45,7 @@ __all__ = [
     "CallError",
     "Client",
     "Entry",
+    "Tls",
     "Transcript",
     "Watch",
     "decided",

@@ -12,6 +12,8 @@ import grpc
 import grpc.aio
 from opentelemetry import propagate, trace
 
+from hearth.tls import Tls
+
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 # Servers end a connection that pings more often than every 10 s.
 KEEPALIVE_MILLISECONDS = 30_000
@@ -74,6 +76,7 @@ def open_channel(
     address: str,
     *,
     token: Token = "",
+    tls: Tls | None = None,
     root_certificates: bytes | None = None,
     options: Sequence[tuple[str, Any]] = (),
 ) -> grpc.aio.Channel:
@@ -84,18 +87,34 @@ def open_channel(
     as it is: then the first of several that answers gets all calls. Raises ValueError for one that is none of these.
 
     `token` is sent as bearer token with each call, and the span of OpenTelemetry that it is made in as its trace
-    context. With `root_certificates` (PEM) the connection uses TLS and accepts servers signed by one of them. `options`
-    come after `OPTIONS` and win over them.
+    context. With `tls` the connection uses TLS; `root_certificates` (PEM) is short for `Tls(root_certificates)`.
+    `options` come after `OPTIONS` and win over them.
     """
+    return _CallerChannel(channel_of(address, tls_of(tls, root_certificates), options), token)
+
+
+def tls_of(tls: Tls | None, root_certificates: bytes | None) -> Tls | None:
+    """The one of two ways to ask for TLS that is used; raises ValueError for both at once."""
+    if tls is not None and root_certificates is not None:
+        raise ValueError("give tls or root_certificates, the first one holds the second")
+    return tls if root_certificates is None else Tls(root_certificates)
+
+
+def channel_of(address: str, tls: Tls | None, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
+    """The channel of gRPC itself, with `OPTIONS` and those for several replicas. Raises ValueError."""
+    name = ""
+    if tls is not None:
+        # For a list gRPC knows of no name to expect, for all else it takes the host of the address.
+        name = tls.server_name or (certificate_name(address) if "," in address else "")
     address, balanced = target(address)
     own = {"grpc.service_config": BALANCED_CONFIG} if balanced else {}
+    if tls is None:
+        merged = dict(OPTIONS) | own | dict(options)
+        return grpc.aio.insecure_channel(address, options=list(merged.items()))
+    if name:
+        own["grpc.ssl_target_name_override"] = name
     merged = dict(OPTIONS) | own | dict(options)
-    if root_certificates is not None:
-        credentials = grpc.ssl_channel_credentials(root_certificates=root_certificates)
-        channel = grpc.aio.secure_channel(address, credentials, options=list(merged.items()))
-    else:
-        channel = grpc.aio.insecure_channel(address, options=list(merged.items()))
-    return _CallerChannel(channel, token)
+    return grpc.aio.secure_channel(address, tls.credentials(), options=list(merged.items()))
 
 
 def target(address: str) -> tuple[str, bool]:
@@ -119,6 +138,22 @@ def target(address: str) -> tuple[str, bool]:
     if len(schemes) > 1:
         raise ValueError(f"{address!r} has addresses of IPv4 and IPv6; use those of one of them")
     return f"{schemes.pop()}:{','.join(replicas)}", True
+
+
+def certificate_name(address: str) -> str:
+    """The host of an address as `open_channel` takes one, which certificates of its servers hold; empty for none.
+
+    Raises ValueError for a list of several hosts: gRPC expects one name in the certificates of all of them.
+    """
+    if address.startswith(_OF_GRPC):
+        return ""
+    hosts = {one.strip().rpartition("/")[2].rpartition(":")[0].strip("[]") for one in address.split(",")}
+    if len(hosts) > 1:
+        raise ValueError(
+            f"{address!r} has several hosts, and TLS expects one name for all of them: set HEARTH_TLS_SERVER_NAME to"
+            " a name that each certificate holds, or use dns:///name:port"
+        )
+    return hosts.pop()
 
 
 def token_of(token: Token) -> str:

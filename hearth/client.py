@@ -26,7 +26,7 @@ from typing import Self
 import grpc.aio
 
 from hearth.admin import Admin
-from hearth.channel import Token, open_channel, token_of
+from hearth.channel import Token, open_channel, tls_of, token_of
 from hearth.errors import answered, read_error
 from hearth.history.v1 import history_pb2, history_service_pb2, history_service_pb2_grpc
 from hearth.paging import CALL_SECONDS, pages
@@ -36,6 +36,7 @@ from hearth.relay.v1 import relay_service_pb2_grpc
 from hearth.sandbox.v1 import sandbox_service_pb2_grpc
 from hearth.session.v1 import session_pb2 as control_pb2
 from hearth.session.v1 import session_service_pb2, session_service_pb2_grpc
+from hearth.tls import Tls
 from hearth.types.v1 import content_pb2, event_pb2, session_pb2
 from hearth.watch import Watch
 
@@ -92,17 +93,31 @@ class Client:
     """Connections to the services of one deployment; open it with `async with`.
 
     `token` is sent as a bearer token with each call. One that expires is given as a function without arguments, which
-    is asked for each call and so should answer from memory. With `root_certificates` (PEM) connections use TLS and
-    accept servers signed by one of them. A call that is made in a span of OpenTelemetry carries its context.
+    is asked for each call and so should answer from memory. With `tls` connections use TLS; `root_certificates` (PEM)
+    is short for `Tls(root_certificates)`. A call that is made in a span of OpenTelemetry carries its context.
     """
 
     def __init__(
-        self, addresses: Addresses | None = None, *, token: Token = "", root_certificates: bytes | None = None
+        self,
+        addresses: Addresses | None = None,
+        *,
+        token: Token = "",
+        tls: Tls | None = None,
+        root_certificates: bytes | None = None,
     ) -> None:
         self._addresses = addresses or Addresses()
         self._token = token
-        self._root_certificates = root_certificates
+        self._tls = tls_of(tls, root_certificates)
         self._channels: list[grpc.aio.Channel] = []
+
+    @classmethod
+    def from_environment(cls, addresses: Addresses | None = None) -> Self:
+        """A client as the environment describes it, like the `hearth` program: addresses, token and TLS.
+
+        It reads HEARTH_POOL_ADDRESS and its siblings unless `addresses` are given, HEARTH_TOKEN, and what
+        `Tls.from_environment` reads. Raises `hearth.tls.TlsError`.
+        """
+        return cls(addresses, token=os.environ.get("HEARTH_TOKEN", ""), tls=Tls.from_environment())
 
     async def __aenter__(self) -> Self:
         where = self._addresses
@@ -120,7 +135,7 @@ class Client:
         self._channels.clear()
 
     def _open(self, address: str) -> grpc.aio.Channel:
-        channel = open_channel(address, token=self._token, root_certificates=self._root_certificates)
+        channel = open_channel(address, token=self._token, tls=self._tls)
         self._channels.append(channel)
         return channel
 

@@ -1,4 +1,4 @@
-"""Where Prometheus reads the metrics of a process: plain HTTP, `GET /metrics`.
+"""Where Prometheus reads the metrics of a process: `GET /metrics`, by HTTP, or by HTTPS where that is set.
 
 It asks for no token. A scraper has no project, what it reads has no ids in it, and it must get an answer also while the
 file of tokens is broken. So it is a port of its own, which belongs where only the monitoring reaches it: without
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -26,7 +27,7 @@ _CLOSE_SECONDS = 0.5
 
 
 @asynccontextmanager
-async def metrics_page(listen: str, readings: Readings) -> AsyncIterator[str]:
+async def metrics_page(listen: str, readings: Readings, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """Serve the page at `listen` while the block runs; host:port that is bound. Raises `StartupError`."""
     wanted = Address.parse(listen)
 
@@ -42,7 +43,7 @@ async def metrics_page(listen: str, readings: Readings) -> AsyncIterator[str]:
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_SECONDS)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, wanted.host, wanted.port, reuse_port=False)
+        site = web.TCPSite(runner, wanted.host, wanted.port, reuse_port=False, ssl_context=tls)
         try:
             await site.start()
         except OSError as error:

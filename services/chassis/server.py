@@ -40,6 +40,7 @@ from services.chassis.metrics_page import metrics_page
 from services.chassis.scopes import SCOPES, Scope
 from services.chassis.settings import EXIT_USAGE, Address, ChassisSettings, StartupError, load
 from services.chassis.tasks import Tasks
+from services.chassis.tls import page_context, server_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -187,7 +188,8 @@ async def started(
 ) -> AsyncIterator[App[_S]]:
     """The service, bound and serving while the block runs; leaving the block shuts it down in order.
 
-    Raises `StartupError` when the port is taken or the auth file is wrong, and whatever `build` raises.
+    Raises `StartupError` when the port is taken, the auth file or a certificate is wrong, and whatever `build`
+    raises.
     """
     tokens = TokenFile(settings.auth_file) if settings.auth_file is not None else None
     streams = Streams()
@@ -228,7 +230,8 @@ async def _measured(app: App[Any]) -> AsyncIterator[None]:
     if not settings.metrics_listen:
         yield
         return
-    async with metrics_page(settings.metrics_listen, app.readings) as address:
+    tls = page_context(settings) if settings.metrics_tls else None
+    async with metrics_page(settings.metrics_listen, app.readings, tls) as address:
         if settings.metrics_address_file is not None:
             await asyncio.to_thread(_write_whole, settings.metrics_address_file, address)
         yield
@@ -291,9 +294,9 @@ def _options(settings: ChassisSettings) -> tuple[tuple[str, Any], ...]:
 def _bind(server: grpc.aio.Server, settings: ChassisSettings) -> str:
     wanted = Address.parse(settings.listen)
     try:
-        if settings.tls_certificate_file is not None and settings.tls_key_file is not None:
-            pair = (settings.tls_key_file.read_bytes(), settings.tls_certificate_file.read_bytes())
-            port = server.add_secure_port(str(wanted), grpc.ssl_server_credentials([pair]))
+        credentials = server_credentials(settings)
+        if credentials is not None:
+            port = server.add_secure_port(str(wanted), credentials)
         else:
             port = server.add_insecure_port(str(wanted))
     except RuntimeError:

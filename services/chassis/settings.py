@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, NoReturn, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from hearth.channel import SCHEMES, target
+from hearth.channel import SCHEMES, certificate_name, target
 
 PREFIX = "HEARTH_"
 # Exit code of a process that was started wrongly: a supervisor that restarts it would see the same again.
@@ -76,10 +76,22 @@ class ChassisSettings(BaseSettings):
 
     auth_file: Path | None = Field(default=None, description="JSON file of token hashes; none = no auth, loopback only")
     token: str = Field(default="", repr=False, description="bearer token that this process sends to other services")
-    tls_certificate_file: Path | None = Field(default=None, description="PEM certificate chain of this server")
-    tls_key_file: Path | None = Field(default=None, description="PEM key of this server")
+    tls_certificate_file: Path | None = Field(
+        default=None,
+        description="PEM certificate chain of this process: set = it serves TLS; shown too where it calls and is asked"
+        " who it is",
+    )
+    tls_key_file: Path | None = Field(default=None, description="PEM key of that certificate")
     tls_ca_file: Path | None = Field(
         default=None, description="PEM roots for calls to other services; set = calls use TLS"
+    )
+    tls_client_ca_file: Path | None = Field(
+        default=None,
+        description="PEM roots of callers; set = who shows no certificate signed by one of them cannot connect",
+    )
+    tls_server_name: str = Field(
+        default="",
+        description="the name in the certificates of the other services, where it is not the host of their address",
     )
 
     call_timeout: float = Field(default=10.0, gt=0, description="deadline of an outgoing unary call that sets none")
@@ -122,7 +134,10 @@ class ChassisSettings(BaseSettings):
     )
     metrics_listen: str | None = Field(
         default=None,
-        description="host:port where Prometheus reads the metrics, by plain HTTP and without a token; none = nowhere",
+        description="host:port where Prometheus reads the metrics, by HTTP and without a token; none = nowhere",
+    )
+    metrics_tls: bool = Field(
+        default=False, description="the metrics are served by HTTPS, with the certificate of this process"
     )
     metrics_address_file: Path | None = Field(
         default=None, description="the address bound for the metrics is written here"
@@ -146,7 +161,7 @@ class ChassisSettings(BaseSettings):
             raise ValueError(f"{value!r} has no port, for example dns:///history:7401")
         return value
 
-    @field_validator("auth_file", "tls_certificate_file", "tls_key_file", "tls_ca_file")
+    @field_validator("auth_file", "tls_certificate_file", "tls_key_file", "tls_ca_file", "tls_client_ca_file")
     @classmethod
     def _is_file(cls, value: Path | None) -> Path | None:
         if value is not None and not value.is_file():
@@ -172,6 +187,12 @@ class ChassisSettings(BaseSettings):
             )
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
             raise ValueError(f"{PREFIX}TLS_CERTIFICATE_FILE and {PREFIX}TLS_KEY_FILE go together, one is missing")
+        if self.tls_ca_file is not None and not self.tls_server_name:
+            for address in (self.pool_address, self.history_address, self.relay_address, self.sandbox_address):
+                certificate_name(address)
+        for name, wanted in (("TLS_CLIENT_CA_FILE", self.tls_client_ca_file), ("METRICS_TLS", self.metrics_tls)):
+            if wanted and self.tls_certificate_file is None:
+                raise ValueError(f"{PREFIX}{name} needs {PREFIX}TLS_CERTIFICATE_FILE and {PREFIX}TLS_KEY_FILE")
         return self
 
 

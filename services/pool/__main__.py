@@ -22,6 +22,7 @@ from services.chassis.interceptors import shutting_down
 from services.chassis.migrations import migrate
 from services.chassis.postgres import create_pool
 from services.chassis.server import App, run
+from services.chassis.tls import client_tls
 from services.pool import metrics
 from services.pool.assembly import Parts, assemble
 from services.pool.control import sweeps, upkeep
@@ -59,6 +60,7 @@ async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
     crashpoints.announce(app.name)
     await migrate(settings.postgres_dsn, SCHEMA, "services.pool", start_timeout=settings.postgres_start_timeout)
     holder = app.ids.new()
+    tls, name = client_tls(settings), settings.replica_name
 
     def spawn(name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
         return app.tasks.start(name, work, critical=False)
@@ -86,7 +88,7 @@ async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
             ids=app.ids,
             holder=holder,
             address=app.address,
-            connect=lambda address: open_channel(address, settings, retries=False),
+            connect=lambda address: open_channel(address, settings, retries=False, tls=tls, server_name=name),
             spawn=spawn,
         )
         await producer.start()

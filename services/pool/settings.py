@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
+from hearth.channel import certificate_name
 from services.chassis.settings import Address, PostgresSettings
 from services.pool.control.gates import Policy
 from services.pool.observing import BeatLimits
@@ -161,6 +162,12 @@ class PoolSettings(PostgresSettings):
             return self.replica_address
         address = Address.parse(bound)
         return str(Address(socket.gethostname(), address.port)) if address.host in _EVERYWHERE else bound
+
+    @property
+    def replica_name(self) -> str:
+        """The name in the certificates of the other pool processes: the host of the address that stands for all of
+        them, where it is set; else empty, which is the host of the address of each one."""
+        return certificate_name(self.pool_address) if "pool_address" in self.model_fields_set else ""
 
     @property
     def secret_keys(self) -> list[bytes]:
