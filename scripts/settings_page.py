@@ -11,8 +11,9 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import SecretStr
 from pydantic.fields import FieldInfo
+
+from hearth.secret import Secret
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -79,7 +80,7 @@ def default(info: FieldInfo) -> str:
     if info.is_required():
         return "required"
     value = info.get_default(call_default_factory=True, validated_data={})
-    if isinstance(value, SecretStr) or value is None or value in ("", [], {}):
+    if isinstance(value, Secret) or value is None or value in ("", [], {}):
         return "none"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

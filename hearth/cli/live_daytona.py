@@ -23,6 +23,7 @@ from rich.markup import escape
 
 from hearth.cli import words
 from hearth.cli.output import err, out, print_json
+from hearth.secret import Secret
 
 if TYPE_CHECKING:
     from services.sandbox.providers.daytona_options import DaytonaOptions
@@ -149,22 +150,22 @@ async def _life(provider: Provider, found: Check, labels: dict[str, str]) -> Non
     reference = instance.provider_id
 
     def daemon() -> DaemonRequest:
-        return DaemonRequest(token=secrets.token_urlsafe(32), key=key, agents={}, env={}, secrets={})
+        return DaemonRequest(token=Secret(secrets.token_urlsafe(32)), key=key, agents={}, env={}, secrets={})
 
     wanted = daemon()
     try:
         address = await _stage(found, "daemon", lambda: provider.restart_daemon(reference, wanted))
     except DaemonFailed:
         # A daemon that never saw its token looks from here as one that does not answer.
-        if await _health(await provider.endpoint(reference), wanted.token) == _UNAUTHORIZED:
+        if await _health(await provider.endpoint(reference), wanted.token.reveal()) == _UNAUTHORIZED:
             found.authorization_passes = False
         raise
-    await _stage(found, "authorization", lambda: _authorized(found, address, wanted.token))
+    await _stage(found, "authorization", lambda: _authorized(found, address, wanted.token.reveal()))
     await _stage(found, "stop", lambda: provider.stop(reference))
     await _stage(found, "start", lambda: provider.start(reference))
     again = daemon()
     address = await _stage(found, "daemon again", lambda: provider.restart_daemon(reference, again))
-    await _stage(found, "old token", lambda: _fenced(address, wanted.token, again.token))
+    await _stage(found, "old token", lambda: _fenced(address, wanted.token.reveal(), again.token.reveal()))
 
 
 async def _clean(provider: Provider, found: Check, labels: dict[str, str], seconds: float) -> None:
@@ -263,7 +264,7 @@ def _options() -> tuple[DaytonaOptions, float]:
     }
     try:
         settings = SandboxSettings(
-            postgres_dsn="postgresql://not-used", providers=["daytona"], default_provider="daytona", **values
+            postgres_dsn=Secret("postgresql://not-used"), providers=["daytona"], default_provider="daytona", **values
         )
     except ValidationError as error:
         raise _Unusable("; ".join(problems(SandboxSettings, error))) from None

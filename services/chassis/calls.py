@@ -21,6 +21,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import SpanKind
 
 from hearth.channel import channel_of
+from hearth.secret import Secret
 from hearth.tls import Tls
 from services.chassis.deadlines import bounded
 from services.chassis.scopes import is_open
@@ -121,7 +122,7 @@ class _Links:
 class _Outgoing:
     """What is added to each call of one channel."""
 
-    def __init__(self, token: str, links: _Links) -> None:
+    def __init__(self, token: Secret, links: _Links) -> None:
         self._token = token
         self.links = links
 
@@ -137,7 +138,7 @@ class _Outgoing:
         """Start a call on `link` with `start(metadata)` and follow it to its end."""
         sent = grpc.aio.Metadata(*cast("Any", metadata or ()))
         if self._token:
-            sent.add("authorization", f"Bearer {self._token}")
+            sent.add("authorization", f"Bearer {self._token.reveal()}")
         if is_open(method):
             return start(sent)
         span = CallSpan(method, SpanKind.CLIENT, stream=stream)
@@ -204,7 +205,7 @@ class _MultiCallable:
 class _Channel(grpc.aio.Channel):
     """A channel that adds what `_Outgoing` does; the calls it gives out are gRPC's own."""
 
-    def __init__(self, links: _Links, *, token: str, timeout: float) -> None:
+    def __init__(self, links: _Links, *, token: Secret, timeout: float) -> None:
         self._links = links
         self._timeout = timeout
         self._outgoing = _Outgoing(token, links)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
+from hearth.secret import Secret
 from services.chassis.postgres import wait_for_postgres
 from services.chassis.settings import EXIT_USAGE, StartupError
 
@@ -45,7 +46,7 @@ _TRY_AGAIN_SECONDS = 1.0
 _FIRST = "0001"
 
 
-async def migrate(dsn: str, schema: str, package: str | Path, *, start_timeout: float = 30.0) -> None:
+async def migrate(dsn: Secret, schema: str, package: str | Path, *, start_timeout: float = 30.0) -> None:
     """Bring `schema` to the newest revision of `package` (a package with `migrations/versions`, or that directory).
 
     Waits up to `start_timeout` seconds for Postgres. Raises `StartupError` when the schema is newer than this program
@@ -77,9 +78,9 @@ def known_revisions(versions: Path) -> list[str]:
     return found
 
 
-async def current_revision(dsn: str, schema: str) -> str | None:
+async def current_revision(dsn: Secret, schema: str) -> str | None:
     """The revision that the database is at; None when it was never migrated."""
-    connection = await asyncpg.connect(dsn)
+    connection = await asyncpg.connect(dsn.reveal())
     try:
         if await connection.fetchval("SELECT to_regclass($1)", f"{schema}.{VERSION_TABLE}") is None:
             return None
@@ -104,9 +105,9 @@ def run_sql(path: Path) -> None:
     await_only(raw.execute(path.read_text("utf-8")))
 
 
-async def _floor(dsn: str, schema: str) -> str | None:
+async def _floor(dsn: Secret, schema: str) -> str | None:
     """The revision that a program must know to run on this schema; None when nobody has said."""
-    connection = await asyncpg.connect(dsn)
+    connection = await asyncpg.connect(dsn.reveal())
     try:
         if await connection.fetchval("SELECT to_regclass($1)", f"{schema}.{FLOOR_TABLE}") is None:
             return None
@@ -123,7 +124,7 @@ def _refuse_newer(schema: str, current: str, floor: str | None, known: list[str]
         )
 
 
-async def _upgrade_patiently(dsn: str, schema: str, versions: Path) -> None:
+async def _upgrade_patiently(dsn: Secret, schema: str, versions: Path) -> None:
     ends = time.monotonic() + _LOCK_WAIT_SECONDS
     while True:
         try:
@@ -138,11 +139,11 @@ async def _upgrade_patiently(dsn: str, schema: str, versions: Path) -> None:
             await asyncio.sleep(_TRY_AGAIN_SECONDS)
 
 
-async def _upgrade(dsn: str, schema: str, versions: Path) -> None:
+async def _upgrade(dsn: Secret, schema: str, versions: Path) -> None:
     from sqlalchemy.ext.asyncio import create_async_engine
     from sqlalchemy.pool import NullPool
 
-    scheme, _, rest = dsn.partition("://")
+    scheme, _, rest = dsn.reveal().partition("://")
     assert scheme in {"postgres", "postgresql"}
     engine = create_async_engine(f"postgresql+asyncpg://{rest}", poolclass=NullPool)
     try:

@@ -16,6 +16,7 @@ import asyncpg.pool
 from opentelemetry import trace
 from opentelemetry.semconv.attributes.db_attributes import DB_QUERY_SUMMARY, DB_RESPONSE_STATUS_CODE, DB_SYSTEM_NAME
 
+from hearth.secret import Secret
 from services.chassis import telemetry
 from services.chassis.errors import Unavailable, dependency_unavailable
 from services.chassis.settings import EXIT_USAGE, PostgresSettings, StartupError
@@ -187,7 +188,7 @@ async def create_pool(
     set to lose commits (`fsync` off, `synchronous_commit` below on).
     """
     pool = Pool(
-        settings.postgres_dsn,
+        settings.postgres_dsn.reveal(),
         acquire_timeout=settings.postgres_acquire_timeout,
         min_size=1,
         max_size=size or settings.postgres_pool_size,
@@ -225,12 +226,12 @@ async def create_pool(
     return pool
 
 
-async def wait_for_postgres(dsn: str, timeout: float) -> None:
+async def wait_for_postgres(dsn: Secret, timeout: float) -> None:
     """Return when `dsn` takes connections; raises `StartupError` after `timeout` seconds without one."""
     ends = time.monotonic() + timeout
     while True:
         try:
-            connection = await asyncpg.connect(dsn, timeout=max(1.0, min(5.0, timeout)))
+            connection = await asyncpg.connect(dsn.reveal(), timeout=max(1.0, min(5.0, timeout)))
         except CONNECT_ERRORS as error:
             if time.monotonic() >= ends:
                 raise _unreachable(error) from None

@@ -16,6 +16,8 @@ from typing import Any, Self, cast
 import hiredis
 from redis.asyncio.connection import parse_url
 
+from hearth.secret import Secret
+
 logger = logging.getLogger(__name__)
 
 OnMessage = Callable[[bytes, bytes], None]
@@ -41,7 +43,7 @@ class PubSub:
 
     def __init__(
         self,
-        url: str,
+        url: Secret,
         on_message: OnMessage,
         *,
         on_lost: Callable[[], None] | None = None,
@@ -61,7 +63,7 @@ class PubSub:
     @classmethod
     async def connect(
         cls,
-        url: str,
+        url: Secret,
         on_message: OnMessage,
         *,
         on_lost: Callable[[], None] | None = None,
@@ -199,7 +201,8 @@ class PubSub:
 class _Target:
     """Where to connect and how to log in, from a URL as redis-py takes it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, secret: Secret) -> None:
+        url = secret.reveal()
         found: dict[str, Any] = dict(parse_url(url))
         self._path: str | None = found.get("path")
         self._host: str = found.get("host", "localhost")

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from hearth.channel import SCHEMES, certificate_name, target
+from hearth.secret import Secret
 
 PREFIX = "HEARTH_"
 # Exit code of a process that was started wrongly: a supervisor that restarts it would see the same again.
@@ -58,7 +59,9 @@ class Address(NamedTuple):
 class ChassisSettings(BaseSettings):
     """What every service process reads. Durations are seconds, sizes are counts unless said otherwise."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True, hide_input_in_errors=True
+    )
 
     listen: str = Field(default="127.0.0.1:0", description="host:port to bind; port 0 takes a free one")
     address_file: Path | None = Field(
@@ -75,7 +78,7 @@ class ChassisSettings(BaseSettings):
     sandbox_address: str = Field(default="127.0.0.1:7403", description="the same of the sandbox service")
 
     auth_file: Path | None = Field(default=None, description="JSON file of token hashes; none = no auth, loopback only")
-    token: str = Field(default="", repr=False, description="bearer token that this process sends to other services")
+    token: Secret = Field(default=Secret(), description="bearer token that this process sends to other services")
     tls_certificate_file: Path | None = Field(
         default=None,
         description="PEM certificate chain of this process: set = it serves TLS; shown too where it calls and is asked"
@@ -199,7 +202,7 @@ class ChassisSettings(BaseSettings):
 class PostgresSettings(ChassisSettings):
     """Settings of a service that keeps its rows in Postgres."""
 
-    postgres_dsn: str = Field(repr=False, description="postgresql://user:password@host:port/database")
+    postgres_dsn: Secret = Field(description="postgresql://user:password@host:port/database")
     postgres_pool_size: int = Field(default=10, ge=1, description="connections of this process, at most")
     postgres_acquire_timeout: float = Field(
         default=5.0, gt=0, description="wait for a free connection, then UNAVAILABLE"
@@ -213,8 +216,8 @@ class PostgresSettings(ChassisSettings):
 
     @field_validator("postgres_dsn")
     @classmethod
-    def _is_dsn(cls, value: str) -> str:
-        if not value.startswith(("postgresql://", "postgres://")):
+    def _is_dsn(cls, value: Secret) -> Secret:
+        if not value.reveal().startswith(("postgresql://", "postgres://")):
             raise ValueError("must start with postgresql://")
         return value
 
@@ -222,7 +225,7 @@ class PostgresSettings(ChassisSettings):
 class ValkeySettings(ChassisSettings):
     """Settings of a service that uses the bus."""
 
-    valkey_url: str = Field(repr=False, description="redis://[user:password@]host:port/db, rediss:// for TLS")
+    valkey_url: Secret = Field(description="redis://[user:password@]host:port/db, rediss:// for TLS")
     valkey_pool_size: int = Field(default=32, ge=1, description="command connections of this process, at most")
     valkey_acquire_timeout: float = Field(default=2.0, gt=0, description="wait for a free connection, then UNAVAILABLE")
     valkey_connect_timeout: float = Field(default=2.0, gt=0, description="time to open one connection")
@@ -231,8 +234,8 @@ class ValkeySettings(ChassisSettings):
 
     @field_validator("valkey_url")
     @classmethod
-    def _is_url(cls, value: str) -> str:
-        if not value.startswith(("redis://", "rediss://", "unix://")):
+    def _is_url(cls, value: Secret) -> Secret:
+        if not value.reveal().startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("must start with redis://, rediss:// or unix://")
         return value
 

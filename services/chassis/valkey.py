@@ -40,7 +40,7 @@ async def create_client(settings: ValkeySettings, *, blocks: float = 0.0, size: 
     Waits up to `valkey_start_timeout` for the server. Raises `StartupError` when it does not answer, or may evict keys.
     """
     pool = redis.asyncio.BlockingConnectionPool.from_url(
-        settings.valkey_url,
+        settings.valkey_url.reveal(),
         max_connections=size or settings.valkey_pool_size,
         timeout=settings.valkey_acquire_timeout,
         socket_connect_timeout=settings.valkey_connect_timeout,

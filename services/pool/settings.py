@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from hearth.channel import certificate_name
+from hearth.secret import Secret
 from services.chassis.settings import Address, PostgresSettings
 from services.pool.control.gates import Policy
 from services.pool.observing import BeatLimits
@@ -39,9 +40,8 @@ class PoolSettings(PostgresSettings):
         default="deny", description="answer to an agent that asks for leave where the spec does not say"
     )
 
-    secret_key: str = Field(
-        default="",
-        repr=False,
+    secret_key: Secret = Field(
+        default=Secret(),
         description="keys that seal credentials, 32 bytes in base64 each, separated by commas; the first one seals",
     )
 
@@ -102,8 +102,8 @@ class PoolSettings(PostgresSettings):
 
     @field_validator("secret_key")
     @classmethod
-    def _keys(cls, value: str) -> str:
-        parse_keys(value)
+    def _keys(cls, value: Secret) -> Secret:
+        parse_keys(value.reveal())
         return value
 
     @field_validator("agents", mode="before")
@@ -172,7 +172,7 @@ class PoolSettings(PostgresSettings):
     @property
     def secret_keys(self) -> list[bytes]:
         """The keys that open what is sealed; the first one seals. Empty: credentials cannot be used."""
-        return parse_keys(self.secret_key)
+        return parse_keys(self.secret_key.reveal())
 
     @property
     def agent_names(self) -> frozenset[str]:

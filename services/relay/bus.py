@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from hearth.secret import Secret
 from services.chassis.pubsub import PubSub
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ _CONFIRM_SECONDS = 2.0
 class Bus:
     """Channels and who hears them. Several may hear one channel."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: Secret) -> None:
         self._url = url
         # Called when `connected` changed.
         self.on_change: Callable[[], None] = lambda: None

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from hearth.secret import Secret
 from services.chassis import crashpoints
 from services.chassis.clock import Clock
 from services.chassis.errors import Unavailable, as_hearth_error
@@ -56,7 +57,7 @@ class Acquired:
     sandbox_id: str
     how: How
     url: str
-    token: str = field(repr=False)
+    token: Secret
     headers: Mapping[str, str] = field(repr=False)
     workspace: str
     stages: tuple[Stage, ...]

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hearth.secret import Secret, revealed
 from services.sandbox.claims import Claim
 from services.sandbox.logins import AUTH_PATHS
 from services.sandbox.rows import Row
@@ -19,12 +20,12 @@ from services.sandbox.states import Desired, Observed
 
 
 @dataclass(frozen=True, slots=True)
-class Secret:
+class SecretVariable:
     """A secret variable. `value` travels to the daemon and nowhere else; `generation` grows when it changes."""
 
     name: str
     generation: int
-    value: str = field(repr=False)
+    value: Secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,8 @@ class Spec:
     disk_mib: int = 0
     network: str = ""
     allow: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    secrets: tuple[Secret, ...] = ()
+    env: Mapping[str, Secret] = field(default_factory=dict)
+    secrets: tuple[SecretVariable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class AgentCommand:
     must be kept, logins that must not be."""
 
     command: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    env: Mapping[str, Secret] = field(default_factory=dict)
     state_paths: tuple[str, ...] = ()
     auth_paths: tuple[str, ...] = AUTH_PATHS
 
@@ -93,9 +94,9 @@ def daemon_fingerprint(spec: Spec, agents: Mapping[str, AgentCommand]) -> str:
     """Lower-case hex SHA-256 of what the daemon is started with, but for secret values and the token."""
     return _digest(
         {
-            "env": dict(spec.env),
+            "env": revealed(spec.env),
             "secrets": sorted([secret.name, secret.generation] for secret in spec.secrets),
-            "agents": {name: [list(agent.command), dict(agent.env)] for name, agent in agents.items()},
+            "agents": {name: [list(agent.command), revealed(agent.env)] for name, agent in agents.items()},
         }
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import aiohttp
 from opentelemetry.instrumentation.utils import suppress_http_instrumentation
 
+from hearth.secret import Secret
 from services.chassis.clock import Clock
 from services.sandbox.providers.port import Address, DaemonFailed
 
@@ -28,9 +29,9 @@ class Pulse(enum.Enum):
     SILENT = "silent"
 
 
-def new_token() -> str:
+def new_token() -> Secret:
     """A token that nobody can guess."""
-    return secrets.token_urlsafe(_TOKEN_BYTES)
+    return Secret(secrets.token_urlsafe(_TOKEN_BYTES))
 
 
 class Daemons:
@@ -42,9 +43,9 @@ class Daemons:
         self._clock = clock
         self._timeout = aiohttp.ClientTimeout(total=timeout)
 
-    async def probe(self, url: str, token: str, headers: Mapping[str, str]) -> Pulse:
+    async def probe(self, url: str, token: Secret, headers: Mapping[str, str]) -> Pulse:
         """Ask for its health under the token. A daemon with another token refuses."""
-        sent = {**headers, "Authorization": f"Bearer {token}"}
+        sent = {**headers, "Authorization": f"Bearer {token.reveal()}"}
         try:
             # Without a span of its own: the stage that it is part of has one.
             with suppress_http_instrumentation():
@@ -56,7 +57,7 @@ class Daemons:
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError):
             return Pulse.SILENT
 
-    async def until_alive(self, address: Address, token: str, seconds: float) -> None:
+    async def until_alive(self, address: Address, token: Secret, seconds: float) -> None:
         """Return when the daemon answers. Raises `DaemonFailed` after `seconds`."""
         until = self._clock.monotonic() + seconds
         while True:

@@ -12,13 +12,14 @@ from functools import partial
 from uuid import UUID
 
 from hearth.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
+from hearth.secret import Secret, hidden
 from hearth.types.v1 import session_pb2
 from services.chassis import fields
 from services.chassis.errors import HearthError, invalid
 from services.chassis.fields import Violations
 from services.sandbox import problems
 from services.sandbox.claims import Claim
-from services.sandbox.compatibility import Secret, Spec
+from services.sandbox.compatibility import SecretVariable, Spec
 from services.sandbox.rows import Key
 from services.sandbox.states import Tenure
 from services.sandbox.store import Position, Renewal
@@ -79,8 +80,8 @@ def read_spec(
         disk_mib=spec.resources.disk_mib,
         network=_short(sandbox_pb2.NetworkMode.Name(network), "NETWORK_MODE_"),
         allow=tuple(spec.network.allow),
-        env=dict(spec.env),
-        secrets=tuple(Secret(slot.env_name, slot.generation, slot.value) for slot in spec.secrets),
+        env=hidden(spec.env),
+        secrets=tuple(SecretVariable(slot.env_name, slot.generation, Secret(slot.value)) for slot in spec.secrets),
     )
 
 

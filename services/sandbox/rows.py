@@ -8,6 +8,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import NamedTuple
 
+from hearth.secret import Secret
 from services.sandbox.claims import NO_CLAIM, Claim, Standing
 from services.sandbox.states import Desired, How, Observed, Tenure
 
@@ -50,7 +51,7 @@ class Row:
     holder: str | None = None
     claim: Claim = NO_CLAIM
     how: How | None = None
-    token: str | None = field(default=None, repr=False)
+    token: Secret | None = None
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     version: int = 1

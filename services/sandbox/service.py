@@ -138,7 +138,9 @@ class SandboxServicer(sandbox_service_pb2_grpc.SandboxServiceServicer):
             raise problems.sandbox_not_found(row.sandbox_id) from None
         except ProviderError as trouble:
             raise problems.provider_unavailable(trouble) from None
-        endpoint = sandbox_pb2.Endpoint(url=address.url, token=row.token or "", headers=address.headers)
+        endpoint = sandbox_pb2.Endpoint(
+            url=address.url, token=row.token.reveal() if row.token else "", headers=address.headers
+        )
         return sandbox_service_pb2.GetEndpointResponse(sandbox_id=row.sandbox_id, endpoint=endpoint)
 
     async def DeleteWorkspace(
@@ -265,7 +267,7 @@ def _acquired(done: Acquired) -> sandbox_service_pb2.AcquireResponse:
     response = sandbox_service_pb2.AcquireResponse(
         sandbox_id=done.sandbox_id,
         how=sandbox_pb2.AcquireHow.Value(f"ACQUIRE_HOW_{done.how}"),
-        endpoint=sandbox_pb2.Endpoint(url=done.url, token=done.token, headers=done.headers),
+        endpoint=sandbox_pb2.Endpoint(url=done.url, token=done.token.reveal(), headers=done.headers),
         workspace=done.workspace,
     )
     for stage in done.stages:

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import NoDecode
 
+from hearth.secret import Secret
 from services.chassis.settings import PREFIX, PostgresSettings
 from services.sandbox.claims import LeaseLimits
 from services.sandbox.compatibility import AgentCommand
@@ -34,7 +35,7 @@ class Agent(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     command: list[str] = Field(min_length=1)
-    env: dict[str, str] | list[str] = Field(default_factory=dict)
+    env: dict[str, Secret] | list[str] = Field(default_factory=dict)
     state_paths: list[str] = Field(default_factory=list)
     auth_paths: list[str] = Field(default_factory=list)
 
@@ -51,7 +52,7 @@ class Agent(BaseModel):
         """With the values of named variables; a name that is not set is left out."""
         env = self.env
         if isinstance(env, list):
-            env = {name: os.environ[name] for name in env if name in os.environ}
+            env = {name: Secret(os.environ[name]) for name in env if name in os.environ}
         auth = tuple(dict.fromkeys([*AUTH_PATHS, *self.auth_paths]))
         return AgentCommand(tuple(self.command), env, tuple(self.state_paths), auth)
 
@@ -92,7 +93,7 @@ class SandboxSettings(PostgresSettings):
     local_price_stopped: float = Field(default=0.0, ge=0)
 
     daytona_api_url: str = Field(default=API_URL, description="where Daytona's API is")
-    daytona_api_key: SecretStr = Field(default=SecretStr(""), description="key of Daytona's API")
+    daytona_api_key: Secret = Field(default=Secret(), description="key of Daytona's API")
     daytona_target: str = Field(default="", description="region of sandboxes; empty leaves the choice to Daytona")
     daytona_snapshot: str = Field(default="", description="snapshot of a sandbox whose spec names none")
     daytona_image: str = Field(default="", description="image of such a sandbox, in place of a snapshot")
@@ -200,7 +201,7 @@ class SandboxSettings(PostgresSettings):
             raise ValueError(
                 f"{PREFIX}PROVIDERS has daytona, whose SDK is not installed: pip install 'hearth[daytona]'"
             )
-        if not self.daytona_api_key.get_secret_value():
+        if not self.daytona_api_key:
             raise ValueError(f"{PREFIX}DAYTONA_API_KEY must be set where {PREFIX}PROVIDERS has daytona")
         if self.daytona_snapshot and self.daytona_image:
             raise ValueError(f"of {PREFIX}DAYTONA_SNAPSHOT and {PREFIX}DAYTONA_IMAGE only one may be set")
@@ -209,7 +210,7 @@ class SandboxSettings(PostgresSettings):
         """For the provider; it gives up a little before the worker that waits for it does."""
         return DaytonaOptions(
             api_url=self.daytona_api_url.rstrip("/"),
-            api_key=self.daytona_api_key.get_secret_value(),
+            api_key=self.daytona_api_key,
             target=self.daytona_target,
             snapshot=self.daytona_snapshot,
             image=self.daytona_image,

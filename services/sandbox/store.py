@@ -11,6 +11,7 @@ from typing import Any
 
 import asyncpg
 
+from hearth.secret import Secret
 from services.chassis.postgres import Pool, Queries
 from services.sandbox import states
 from services.sandbox.claims import Claim, Reading, Standing
@@ -105,7 +106,7 @@ class Store:
             after.holder,
             before.sandbox_id,
             before.version,
-            after.token,
+            after.token and after.token.reveal(),
             after.url,
             json.dumps(dict(after.headers)),
         )
@@ -187,7 +188,7 @@ class Store:
             after.holder,
             *after.claim,
             after.how,
-            after.token,
+            after.token and after.token.reveal(),
             after.url,
             json.dumps(dict(after.headers)),
             after.worker,
@@ -363,7 +364,7 @@ def _row(record: asyncpg.Record) -> Row:
         holder=_text(record["holder"]),
         claim=Claim(record["claim_epoch"], record["claim_attempt"]),
         how=How(record["how"]) if record["how"] is not None else None,
-        token=record["token"],
+        token=Secret(record["token"]) if record["token"] is not None else None,
         url=record["endpoint_url"],
         headers=headers,
         version=record["version"],

@@ -17,6 +17,7 @@ import logging
 
 import asyncpg
 
+from hearth.secret import Secret
 from services.chassis.clock import Clock
 from services.chassis.postgres import CONNECT_ERRORS
 from services.chassis.tasks import Tasks
@@ -33,7 +34,7 @@ _LOST: tuple[type[Exception], ...] = (*CONNECT_ERRORS, asyncpg.PostgresError)
 class Workers:
     """This process's lock, and its look at the others."""
 
-    def __init__(self, store: Store, dsn: str, clock: Clock, *, gone_after: float) -> None:
+    def __init__(self, store: Store, dsn: Secret, clock: Clock, *, gone_after: float) -> None:
         """`gone_after`: seconds that a lock must be seen free."""
         self._store = store
         self._dsn = dsn
@@ -56,7 +57,7 @@ class Workers:
         """Hold the lock until cancelled, and take it again whenever it is lost."""
         while True:
             try:
-                connection = await asyncpg.connect(self._dsn, timeout=_CHECK_SECONDS)
+                connection = await asyncpg.connect(self._dsn.reveal(), timeout=_CHECK_SECONDS)
             except CONNECT_ERRORS as error:
                 logger.warning("no connection for the lock of this process", extra={"cause": type(error).__name__})
                 await self._clock.sleep(_RETRY_SECONDS)

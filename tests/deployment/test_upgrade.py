@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hearth.secret import Secret
 from hearth.version import version
 from services.chassis.migrations import current_revision, known_revisions
 from tests.deployment import released
@@ -118,5 +119,5 @@ async def test_this_release_runs_on_schemas_that_grew_and_comes_back_to_them(scr
         assert found["C4"] > 0
         for schema in SCHEMAS:
             known = known_revisions(ROOT / "services" / schema / "migrations" / "versions")
-            assert await current_revision(placed.stores["HEARTH_POSTGRES_DSN"], schema) not in known
+            assert await current_revision(Secret(placed.stores["HEARTH_POSTGRES_DSN"]), schema) not in known
         assert (await operator(placed).run("doctor")).code in (0, 1)

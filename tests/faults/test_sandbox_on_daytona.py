@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from hearth.sandbox.v1 import sandbox_pb2
+from hearth.secret import Secret
 from services.chassis.clock import SystemClock, SystemIds
 from services.chassis.errors import HearthError
 from services.chassis.migrations import migrate
@@ -60,12 +61,12 @@ class House:
         return (await self.parts.releaser.release(Key(PROJECT, session), Claim(epoch, 1), reason)).disposition
 
     async def health(self, answer: Acquired) -> int:
-        endpoint = sandbox_pb2.Endpoint(url=answer.url, token=answer.token, headers=dict(answer.headers))
+        endpoint = sandbox_pb2.Endpoint(url=answer.url, token=answer.token.reveal(), headers=dict(answer.headers))
         return await Daemon(self.http, endpoint).health()
 
     async def speaks(self, answer: Acquired) -> bool:
         """Whether its harness takes traffic for this token."""
-        endpoint = sandbox_pb2.Endpoint(url=answer.url, token=answer.token, headers=dict(answer.headers))
+        endpoint = sandbox_pb2.Endpoint(url=answer.url, token=answer.token.reveal(), headers=dict(answer.headers))
         try:
             status, _ = await Daemon(self.http, endpoint).post(new_id(), INITIALIZE, agent="scripted")
         except (aiohttp.ClientError, TimeoutError):
@@ -92,11 +93,11 @@ def _marked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest_asyncio.fixture
 async def house(postgres_dsn: str, scratch: Path) -> AsyncIterator[House]:
     settings = SandboxSettings(
-        postgres_dsn=postgres_dsn,
+        postgres_dsn=Secret(postgres_dsn),
         local_root=scratch / "unused",
         providers=["daytona"],
         default_provider="daytona",
-        daytona_api_key="given to the provider itself",  # type: ignore[arg-type]
+        daytona_api_key=Secret("given to the provider itself"),
         daytona_warm_cap=CAP,
         create_deadline=10.0,
         start_deadline=10.0,
@@ -104,7 +105,7 @@ async def house(postgres_dsn: str, scratch: Path) -> AsyncIterator[House]:
         delete_deadline=5.0,
         look_again=0.05,
     )
-    await migrate(postgres_dsn, "sandbox", "services.sandbox")
+    await migrate(Secret(postgres_dsn), "sandbox", "services.sandbox")
     died: list[str] = []
     tasks = Tasks(died.append)
     async with (

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from hearth.history.v1 import history_pb2, history_service_pb2, history_service_pb2_grpc
+from hearth.secret import Secret
 from hearth.types.v1 import session_pb2
 from services.chassis.auth import current_caller, hash_token, require_project
 from services.chassis.calls import open_channel
@@ -56,7 +57,7 @@ class Secured:
         self._file.write_text(json.dumps(entries))
 
     def channel(self, token: str) -> grpc.aio.Channel:
-        return open_channel(self.address, ChassisSettings(token=token))
+        return open_channel(self.address, ChassisSettings(token=Secret(token)))
 
 
 @asynccontextmanager

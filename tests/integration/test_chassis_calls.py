@@ -17,6 +17,7 @@ import pytest
 
 from hearth.channel import OPTIONS
 from hearth.history.v1 import history_pb2, history_service_pb2, history_service_pb2_grpc
+from hearth.secret import Secret
 from services.chassis import server
 from services.chassis.calls import open_channel
 from services.chassis.errors import (
@@ -131,7 +132,10 @@ async def test_a_server_that_comes_back_is_found_soon() -> None:
 
 
 async def test_the_token_goes_along() -> None:
-    async with serving() as (history, app), open_channel(app.address, ChassisSettings(token="geheim")) as channel:
+    async with (
+        serving() as (history, app),
+        open_channel(app.address, ChassisSettings(token=Secret("geheim"))) as channel,
+    ):
         await stub(channel).GetHeads(HEADS, metadata=[("x-more", "1")])
         assert history.metadata["authorization"] == "Bearer geheim"
         assert history.metadata["x-more"] == "1"

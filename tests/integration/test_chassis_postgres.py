@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from hearth.secret import Secret
 from services.chassis.errors import Unavailable, as_hearth_error
 from services.chassis.migrations import current_revision, known_revisions, migrate
 from services.chassis.postgres import Pool, create_pool
@@ -25,7 +26,7 @@ OpenPool = Callable[..., Any]
 def open_pool(postgres_dsn: str) -> OpenPool:
     @asynccontextmanager
     async def opened(**settings: Any) -> AsyncIterator[Pool]:
-        async with await create_pool(PostgresSettings(postgres_dsn=postgres_dsn, **settings), "test") as pool:
+        async with await create_pool(PostgresSettings(postgres_dsn=Secret(postgres_dsn), **settings), "test") as pool:
             yield pool
 
     return opened
@@ -136,21 +137,21 @@ async def test_a_database_that_may_lose_commits_is_refused(postgres_dsn: str, le
     await connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = {level}')
     await connection.close()
     with pytest.raises(StartupError, match=f"synchronous_commit={level}") as caught:
-        await create_pool(PostgresSettings(postgres_dsn=postgres_dsn), "test")
+        await create_pool(PostgresSettings(postgres_dsn=Secret(postgres_dsn)), "test")
     assert caught.value.exit_code == 2
 
 
 async def test_a_wrong_database_is_named_at_once(postgres_dsn: str) -> None:
-    settings = PostgresSettings(postgres_dsn=f"{postgres_dsn}_no", postgres_start_timeout=30)
+    settings = PostgresSettings(postgres_dsn=Secret(f"{postgres_dsn}_no"), postgres_start_timeout=30)
     with pytest.raises(StartupError, match="HEARTH_POSTGRES_DSN is wrong"):
         await create_pool(settings, "test")
 
 
 async def test_migrating_twice_and_together(postgres_dsn: str) -> None:
-    assert await current_revision(postgres_dsn, "sample") is None
-    await asyncio.gather(*(migrate(postgres_dsn, "sample", SAMPLE) for _ in range(3)))
-    assert await current_revision(postgres_dsn, "sample") == "0002"
-    await migrate(postgres_dsn, "sample", SAMPLE)
+    assert await current_revision(Secret(postgres_dsn), "sample") is None
+    await asyncio.gather(*(migrate(Secret(postgres_dsn), "sample", SAMPLE) for _ in range(3)))
+    assert await current_revision(Secret(postgres_dsn), "sample") == "0002"
+    await migrate(Secret(postgres_dsn), "sample", SAMPLE)
 
 
 def revision(directory: Path, number: int, sql: str, needs: str = "") -> None:
@@ -168,11 +169,11 @@ def revision(directory: Path, number: int, sql: str, needs: str = "") -> None:
 
 async def test_steps_that_come_later(postgres_dsn: str, tmp_path: Path) -> None:
     revision(tmp_path, 1, "CREATE TABLE s.t (n int); INSERT INTO s.t VALUES (1);")
-    await migrate(postgres_dsn, "s", tmp_path)
+    await migrate(Secret(postgres_dsn), "s", tmp_path)
     revision(tmp_path, 2, "UPDATE s.t SET n = n + 1;")
     revision(tmp_path, 3, "UPDATE s.t SET n = n * 10;")
-    await migrate(postgres_dsn, "s", tmp_path)
-    await migrate(postgres_dsn, "s", tmp_path)
+    await migrate(Secret(postgres_dsn), "s", tmp_path)
+    await migrate(Secret(postgres_dsn), "s", tmp_path)
     connection = await asyncpg.connect(postgres_dsn)
     assert await connection.fetchval("SELECT n FROM s.t") == 20
     await connection.close()
@@ -182,20 +183,20 @@ async def test_a_step_that_fails_leaves_the_schema_as_it_was(postgres_dsn: str, 
     revision(tmp_path, 1, "CREATE TABLE s.t (n int)")
     revision(tmp_path, 2, "INSERT INTO s.t VALUES (1); SELECT nothing_there()")
     with pytest.raises(asyncpg.UndefinedFunctionError):
-        await migrate(postgres_dsn, "s", tmp_path)
-    assert await current_revision(postgres_dsn, "s") is None
+        await migrate(Secret(postgres_dsn), "s", tmp_path)
+    assert await current_revision(Secret(postgres_dsn), "s") is None
     revision(tmp_path, 2, "INSERT INTO s.t VALUES (1)")
-    await migrate(postgres_dsn, "s", tmp_path)
-    assert await current_revision(postgres_dsn, "s") == "0002"
+    await migrate(Secret(postgres_dsn), "s", tmp_path)
+    assert await current_revision(Secret(postgres_dsn), "s") == "0002"
 
 
 async def test_an_older_program_starts_on_a_schema_that_only_grew(postgres_dsn: str, tmp_path: Path) -> None:
     revision(tmp_path, 1, "CREATE TABLE s.t (n int)")
     revision(tmp_path, 2, "CREATE TABLE s.u (n int)")
-    await migrate(postgres_dsn, "s", tmp_path)
+    await migrate(Secret(postgres_dsn), "s", tmp_path)
     (tmp_path / "0002_step.py").unlink()
-    await migrate(postgres_dsn, "s", tmp_path)
-    assert await current_revision(postgres_dsn, "s") == "0002"
+    await migrate(Secret(postgres_dsn), "s", tmp_path)
+    assert await current_revision(Secret(postgres_dsn), "s") == "0002"
 
 
 async def test_an_older_program_is_refused_by_a_schema_that_lacks_what_it_uses(
@@ -205,13 +206,13 @@ async def test_an_older_program_is_refused_by_a_schema_that_lacks_what_it_uses(
     revision(tmp_path, 2, "CREATE TABLE s.u (n int)")
     revision(tmp_path, 3, "DROP TABLE s.t", needs="0002")
     revision(tmp_path, 4, "CREATE TABLE s.v (n int)")
-    await migrate(postgres_dsn, "s", tmp_path)
+    await migrate(Secret(postgres_dsn), "s", tmp_path)
     for newer in (4, 3):
         (tmp_path / f"{newer:04d}_step.py").unlink()
-    await migrate(postgres_dsn, "s", tmp_path)
+    await migrate(Secret(postgres_dsn), "s", tmp_path)
     (tmp_path / "0002_step.py").unlink()
     with pytest.raises(StartupError, match="at revision 0004, this program knows up to 0001"):
-        await migrate(postgres_dsn, "s", tmp_path)
+        await migrate(Secret(postgres_dsn), "s", tmp_path)
 
 
 async def test_an_older_program_is_refused_where_nobody_said_what_a_schema_needs(
@@ -219,26 +220,26 @@ async def test_an_older_program_is_refused_where_nobody_said_what_a_schema_needs
 ) -> None:
     revision(tmp_path, 1, "CREATE TABLE s.t (n int)")
     revision(tmp_path, 2, "CREATE TABLE s.u (n int)")
-    await migrate(postgres_dsn, "s", tmp_path)
+    await migrate(Secret(postgres_dsn), "s", tmp_path)
     (tmp_path / "0002_step.py").unlink()
     connection = await asyncpg.connect(postgres_dsn)
     await connection.execute("DROP TABLE s.schema_floor")
     await connection.close()
     with pytest.raises(StartupError, match="at revision 0002, this program knows up to 0001"):
-        await migrate(postgres_dsn, "s", tmp_path)
+        await migrate(Secret(postgres_dsn), "s", tmp_path)
 
 
 async def test_a_table_in_use_is_waited_for_in_short_turns(postgres_dsn: str, tmp_path: Path) -> None:
     """Whoever reads or writes the table meanwhile must not wait behind the migration."""
     revision(tmp_path, 1, "CREATE TABLE s.t (n int)")
-    await migrate(postgres_dsn, "s", tmp_path)
+    await migrate(Secret(postgres_dsn), "s", tmp_path)
     revision(tmp_path, 2, "ALTER TABLE s.t ADD COLUMN m int")
     holder, other = [await asyncpg.connect(postgres_dsn) for _ in range(2)]
     try:
         transaction = holder.transaction()
         await transaction.start()
         await holder.execute("SELECT * FROM s.t")
-        migrating = asyncio.create_task(migrate(postgres_dsn, "s", tmp_path))
+        migrating = asyncio.create_task(migrate(Secret(postgres_dsn), "s", tmp_path))
         waiting = "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND NOT granted"
         while not await other.fetchval(waiting):  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
@@ -246,7 +247,7 @@ async def test_a_table_in_use_is_waited_for_in_short_turns(postgres_dsn: str, tm
         assert not migrating.done()
         await transaction.commit()
         await migrating
-        assert await current_revision(postgres_dsn, "s") == "0002"
+        assert await current_revision(Secret(postgres_dsn), "s") == "0002"
     finally:
         await holder.close()
         await other.close()

@@ -17,6 +17,7 @@ import redis.exceptions
 
 from hearth.embedded import daemons
 from hearth.embedded.valkey import EmbeddedValkey
+from hearth.secret import Secret
 from services.chassis import valkey
 from services.chassis.errors import Unavailable, as_hearth_error
 from services.chassis.pubsub import PubSub, PubSubError
@@ -55,7 +56,7 @@ class Ear:
 
 @pytest_asyncio.fixture
 async def client(valkey_url: str) -> AsyncIterator[redis.asyncio.Redis]:
-    async with await valkey.create_client(ValkeySettings(valkey_url=valkey_url)) as client:
+    async with await valkey.create_client(ValkeySettings(valkey_url=Secret(valkey_url))) as client:
         yield client
 
 
@@ -71,7 +72,7 @@ async def ear() -> Ear:
 
 @pytest_asyncio.fixture
 async def bus(valkey_url: str, ear: Ear) -> AsyncIterator[PubSub]:
-    bus = await PubSub.connect(valkey_url, ear.on_message, on_lost=ear.on_lost, on_reconnect=ear.on_reconnect)
+    bus = await PubSub.connect(Secret(valkey_url), ear.on_message, on_lost=ear.on_lost, on_reconnect=ear.on_reconnect)
     yield bus
     await bus.close()
 
@@ -152,7 +153,7 @@ async def test_a_handler_that_fails_does_not_stop_the_rest(
             raise ValueError("bad")
         ear.on_message(name, data)
 
-    bus = await PubSub.connect(valkey_url, on_message)
+    bus = await PubSub.connect(Secret(valkey_url), on_message)
     await bus.subscribe(channel)
     await client.publish(channel, b"bad")
     await client.publish(channel, b"good")
@@ -179,7 +180,7 @@ async def test_a_server_that_dies_and_comes_back(own: EmbeddedValkey, channel: b
     ear = Ear()
     running = own.find()
     assert running is not None
-    bus = await PubSub.connect(running.url, ear.on_message, on_lost=ear.on_lost, on_reconnect=ear.on_reconnect)
+    bus = await PubSub.connect(Secret(running.url), ear.on_message, on_lost=ear.on_lost, on_reconnect=ear.on_reconnect)
     await bus.subscribe(channel)
     os.kill(running.pid, signal.SIGKILL)
     assert daemons.wait_gone(running.pid, 20)
@@ -208,7 +209,7 @@ async def test_a_server_that_hangs_counts_as_lost(
     ear = Ear()
     running = own.find()
     assert running is not None
-    bus = await PubSub.connect(running.url, ear.on_message, on_lost=ear.on_lost, on_reconnect=ear.on_reconnect)
+    bus = await PubSub.connect(Secret(running.url), ear.on_message, on_lost=ear.on_lost, on_reconnect=ear.on_reconnect)
     await bus.subscribe(channel)
     os.kill(running.pid, signal.SIGSTOP)
     try:
@@ -221,7 +222,7 @@ async def test_a_server_that_hangs_counts_as_lost(
 
 async def test_no_server_at_the_first_connection() -> None:
     with pytest.raises(OSError):
-        await PubSub.connect("redis://127.0.0.1:1/0", lambda channel, data: None)
+        await PubSub.connect(Secret("redis://127.0.0.1:1/0"), lambda channel, data: None)
 
 
 async def test_a_closed_client_says_so(bus: PubSub, channel: bytes) -> None:
@@ -236,17 +237,17 @@ async def test_a_password_is_sent(own: EmbeddedValkey, channel: bytes) -> None:
     async with redis.asyncio.Redis.from_url(running.url) as client:
         await client.config_set("requirepass", "geheim")
     with pytest.raises(PubSubError):
-        await PubSub.connect(running.url, lambda channel, data: None)
+        await PubSub.connect(Secret(running.url), lambda channel, data: None)
     secret = running.url.replace("redis://", "redis://:geheim@")
-    bus = await PubSub.connect(secret, lambda channel, data: None)
+    bus = await PubSub.connect(Secret(secret), lambda channel, data: None)
     await bus.subscribe(channel)
     await bus.close()
     with pytest.raises(StartupError, match="HEARTH_VALKEY_URL is wrong"):
-        await valkey.create_client(ValkeySettings(valkey_url=running.url))
+        await valkey.create_client(ValkeySettings(valkey_url=Secret(running.url)))
 
 
 async def test_a_cancelled_command_drops_its_connection(valkey_url: str) -> None:
-    settings = ValkeySettings(valkey_url=valkey_url)
+    settings = ValkeySettings(valkey_url=Secret(valkey_url))
     async with await valkey.create_client(settings, size=1, blocks=5.0) as client:
         before: Any = await client.client_id()
         blocked: asyncio.Future[Any] = asyncio.ensure_future(client.blpop(["list"], timeout=5))
@@ -262,7 +263,7 @@ async def test_a_cancelled_command_drops_its_connection(valkey_url: str) -> None
 
 
 async def test_arguments_of_every_kind_arrive(valkey_url: str) -> None:
-    async with await valkey.create_client(ValkeySettings(valkey_url=valkey_url)) as client:
+    async with await valkey.create_client(ValkeySettings(valkey_url=Secret(valkey_url))) as client:
         text, raw = "ä two words\r\n", bytes(range(256))
         assert await client.rpush("list", text, raw, 7, 2.5, "", b"") == 6
         assert await client.lrange("list", 0, -1) == [text.encode(), raw, b"7", b"2.5", b"", b""]
@@ -278,7 +279,7 @@ async def test_arguments_of_every_kind_arrive(valkey_url: str) -> None:
 
 
 async def test_the_pool_is_bounded_and_says_so(valkey_url: str) -> None:
-    settings = ValkeySettings(valkey_url=valkey_url, valkey_acquire_timeout=0.2)
+    settings = ValkeySettings(valkey_url=Secret(valkey_url), valkey_acquire_timeout=0.2)
     async with await valkey.create_client(settings, size=1, blocks=1.0) as client:
         blocked: asyncio.Future[Any] = asyncio.ensure_future(client.blpop(["list"], timeout=1))
         await asyncio.sleep(0.05)
@@ -289,7 +290,7 @@ async def test_the_pool_is_bounded_and_says_so(valkey_url: str) -> None:
 
 
 async def test_a_blocking_command_outlasts_the_command_timeout(valkey_url: str) -> None:
-    settings = ValkeySettings(valkey_url=valkey_url, valkey_command_timeout=0.2)
+    settings = ValkeySettings(valkey_url=Secret(valkey_url), valkey_command_timeout=0.2)
     async with await valkey.create_client(settings, blocks=0.6) as client:
         assert await client.blpop(["list"], timeout=0.6) is None
 
@@ -297,7 +298,7 @@ async def test_a_blocking_command_outlasts_the_command_timeout(valkey_url: str) 
 async def test_a_command_that_gets_no_answer_is_not_repeated(own: EmbeddedValkey) -> None:
     running = own.find()
     assert running is not None
-    settings = ValkeySettings(valkey_url=running.url, valkey_command_timeout=0.3)
+    settings = ValkeySettings(valkey_url=Secret(running.url), valkey_command_timeout=0.3)
     async with await valkey.create_client(settings) as client:
         os.kill(running.pid, signal.SIGSTOP)
         try:
@@ -315,11 +316,11 @@ async def test_a_server_that_may_evict_is_refused(own: EmbeddedValkey, policy: s
     async with redis.asyncio.Redis.from_url(running.url) as client:
         await client.config_set("maxmemory-policy", policy)
     with pytest.raises(StartupError, match=policy) as caught:
-        await valkey.create_client(ValkeySettings(valkey_url=running.url))
+        await valkey.create_client(ValkeySettings(valkey_url=Secret(running.url)))
     assert caught.value.exit_code == 2
 
 
 async def test_no_server_at_start() -> None:
-    settings = ValkeySettings(valkey_url="redis://127.0.0.1:1/0", valkey_start_timeout=0.1)
+    settings = ValkeySettings(valkey_url=Secret("redis://127.0.0.1:1/0"), valkey_start_timeout=0.1)
     with pytest.raises(StartupError, match="HEARTH_VALKEY_URL"):
         await valkey.create_client(settings)

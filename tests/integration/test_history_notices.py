@@ -13,6 +13,7 @@ import grpc.aio
 
 from hearth.embedded.valkey import EmbeddedValkey
 from hearth.relay.v1 import bus_pb2
+from hearth.secret import Secret
 from hearth.types.v1 import session_pb2
 from services.chassis.pubsub import PubSub
 from tests.conftest import StartService
@@ -42,7 +43,7 @@ class Heard:
 @asynccontextmanager
 async def listening(url: str, session: session_pb2.SessionKey) -> AsyncIterator[Heard]:
     heard = Heard()
-    bus = await PubSub.connect(url, heard.take)
+    bus = await PubSub.connect(Secret(url), heard.take)
     await bus.subscribe(f"hearth:live:{session.project}/{session.session}".encode())
     yield heard
     await bus.close()

@@ -12,6 +12,7 @@ import asyncpg
 import grpc.aio
 import pytest_asyncio
 
+from hearth.secret import Secret
 from hearth.types.v1 import session_pb2
 from services.chassis.clock import SystemClock
 from services.chassis.errors import OutOfRange
@@ -51,7 +52,7 @@ class House:
     @asynccontextmanager
     async def retention(self, *, batch: int = 1_000) -> AsyncIterator[Retention]:
         """What a replica has of it."""
-        settings = HistorySettings(postgres_dsn=self.dsn, valkey_url=self.valkey_url)
+        settings = HistorySettings(postgres_dsn=Secret(self.dsn), valkey_url=Secret(self.valkey_url))
         pool = await create_pool(settings, "retention", server_settings=PLANNER)
         async with pool:
             yield Retention(Store(pool), SystemClock(), batch=batch)

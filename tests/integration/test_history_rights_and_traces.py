@@ -13,6 +13,7 @@ import pytest
 
 from hearth.history.v1 import history_service_pb2
 from hearth.relay.v1 import bus_pb2
+from hearth.secret import Secret
 from hearth.types.v1 import session_pb2
 from services.chassis.auth import hash_token
 from services.chassis.errors import from_rpc_error
@@ -114,7 +115,7 @@ async def test_a_turn_s_trace_goes_through_the_commit_to_the_bus(
     def take(channel: bytes, data: bytes) -> None:
         heard[channel] = bus_pb2.Notice.FromString(data[1:])
 
-    bus = await PubSub.connect(valkey_url, take)
+    bus = await PubSub.connect(Secret(valkey_url), take)
     for session in sessions:
         await bus.subscribe(channel_of(session))
     async with grpc.aio.insecure_channel(service.address) as channel:

@@ -11,6 +11,7 @@ import asyncpg
 import grpc.aio
 import pytest_asyncio
 
+from hearth.secret import Secret
 from hearth.types.v1 import content_pb2
 from services.chassis.clock import SystemClock, SystemIds
 from services.chassis.migrations import migrate
@@ -141,8 +142,8 @@ def _nobody(
 @pytest_asyncio.fixture
 async def desk(module_postgres_dsn: str) -> AsyncIterator[Desk]:
     """One on the module's database, which tests share, each with sessions of its own."""
-    await migrate(module_postgres_dsn, SCHEMA, "services.pool")
-    settings = PoolSettings(postgres_dsn=module_postgres_dsn)
+    await migrate(Secret(module_postgres_dsn), SCHEMA, "services.pool")
+    settings = PoolSettings(postgres_dsn=Secret(module_postgres_dsn))
     async with (
         await create_pool(settings, "pool", server_settings=PLANNER) as pool,
         grpc.aio.insecure_channel("127.0.0.1:1") as nowhere,

@@ -17,6 +17,7 @@ import asyncpg
 import psutil
 import pytest
 
+from hearth.secret import Secret
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from services.chassis.clock import SystemClock
@@ -129,8 +130,10 @@ async def test_w_c10_w_e10_no_value_is_anywhere_but_in_its_agent(loud_house: Hou
 @pytest.fixture
 async def rows(postgres_dsn: str) -> object:
     """A schema and its connections."""
-    await migrate(postgres_dsn, SCHEMA, "services.pool")
-    async with await create_pool(PoolSettings(postgres_dsn=postgres_dsn), "test", server_settings=PLANNER) as pool:
+    await migrate(Secret(postgres_dsn), SCHEMA, "services.pool")
+    async with await create_pool(
+        PoolSettings(postgres_dsn=Secret(postgres_dsn)), "test", server_settings=PLANNER
+    ) as pool:
         yield pool
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import asyncpg
 
+from hearth.secret import Secret
 from services.chassis.clock import SystemClock, SystemIds
 from services.chassis.migrations import current_revision, migrate
 from services.chassis.postgres import create_pool
@@ -66,19 +67,19 @@ async def fill(connection: asyncpg.Connection[asyncpg.Record]) -> None:
 
 
 async def test_data_of_the_first_revision_goes_forward(postgres_dsn: str, tmp_path: Path) -> None:
-    await migrate(postgres_dsn, SCHEMA, up_to(1, tmp_path))
+    await migrate(Secret(postgres_dsn), SCHEMA, up_to(1, tmp_path))
     connection = await asyncpg.connect(postgres_dsn)
     try:
         await fill(connection)
         tables = ("session", "execution", "input", "command")
         before = {table: await connection.fetch(f"SELECT * FROM pool.{table}") for table in tables}
-        await migrate(postgres_dsn, SCHEMA, "services.pool")
-        assert await current_revision(postgres_dsn, SCHEMA) == "0005"
+        await migrate(Secret(postgres_dsn), SCHEMA, "services.pool")
+        assert await current_revision(Secret(postgres_dsn), SCHEMA) == "0005"
         after = {table: await connection.fetch(f"SELECT * FROM pool.{table}") for table in tables}
         assert after == before
     finally:
         await connection.close()
-    settings = PoolSettings(postgres_dsn=postgres_dsn)
+    settings = PoolSettings(postgres_dsn=Secret(postgres_dsn))
     async with await create_pool(settings, "test", server_settings=PLANNER) as pool:
         store, data = Store(pool), b"data"
         new = NewAttachment(KEY, "r3", b"\x02", "a.txt", "text/plain", b"digest", data)

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from hearth.history.v1 import history_pb2, history_service_pb2, history_service_pb2_grpc
 from hearth.producer import Producer
+from hearth.secret import Secret
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import content_pb2, event_pb2
 from services.chassis.clock import SystemClock, SystemIds
@@ -131,8 +132,8 @@ def history(servers: Servers, module_postgres_dsn: str, module_valkey_url: str) 
 @pytest_asyncio.fixture
 async def control(history: ServiceProcess, module_postgres_dsn: str) -> AsyncIterator[Control]:
     """The control part on the module's database."""
-    await migrate(module_postgres_dsn, SCHEMA, "services.pool")
-    settings = PoolSettings(postgres_dsn=module_postgres_dsn)
+    await migrate(Secret(module_postgres_dsn), SCHEMA, "services.pool")
+    settings = PoolSettings(postgres_dsn=Secret(module_postgres_dsn))
     async with (
         await create_pool(settings, "pool", server_settings=PLANNER) as pool,
         grpc.aio.insecure_channel(history.address) as channel,

@@ -7,6 +7,7 @@ from importlib.resources import files
 import asyncpg
 import pytest
 
+from hearth.secret import Secret
 from services.chassis.migrations import migrate
 from services.chassis.postgres import Queries
 from services.pool.store import SCHEMA
@@ -16,7 +17,7 @@ FILES = sorted(one.name for one in files("services.pool").iterdir() if one.name.
 
 @pytest.mark.parametrize("file", FILES)
 async def test_every_statement_can_be_prepared(module_postgres_dsn: str, file: str) -> None:
-    await migrate(module_postgres_dsn, SCHEMA, "services.pool")
+    await migrate(Secret(module_postgres_dsn), SCHEMA, "services.pool")
     queries = Queries.load("services.pool", file)
     connection = await asyncpg.connect(module_postgres_dsn)
     try:

@@ -13,6 +13,7 @@ import pytest
 import redis.asyncio
 
 from hearth.relay.v1 import relay_service_pb2, relay_service_pb2_grpc
+from hearth.secret import Secret
 from services.chassis.server import App, started
 from services.relay.__main__ import build
 from services.relay.bus import Bus
@@ -39,7 +40,7 @@ async def relay_in_this_process(
     )
     await history.start()
     try:
-        settings = RelaySettings(valkey_url=valkey_url, history_address=history.address, valkey_pool_size=4)
+        settings = RelaySettings(valkey_url=Secret(valkey_url), history_address=history.address, valkey_pool_size=4)
         async with grpc.aio.insecure_channel(history.address) as channel, started(settings, "relay", build) as app:
             yield app, channel
     finally:
@@ -116,7 +117,7 @@ async def held(valkey: redis.asyncio.Redis) -> tuple[int, int]:
 @pytest.mark.parametrize("steps", range(6))
 async def test_who_goes_away_while_its_channel_is_asked_for_leaves_no_subscription(valkey_url: str, steps: int) -> None:
     async with redis.asyncio.Redis.from_url(valkey_url) as valkey:
-        bus = Bus(valkey_url)
+        bus = Bus(Secret(valkey_url))
         await bus.start()
         name = f"hearth:live:test/{events.new_id()}".encode()
 

@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from hearth.secret import Secret
 from services.chassis.clock import SystemClock
 from services.chassis.migrations import migrate
 from services.sandbox.claims import Claim
@@ -225,7 +226,7 @@ async def test_rows_of_before_are_carried_over(postgres_dsn: str, tmp_path: Path
     versions = Path("services/sandbox/migrations/versions")
     for part in ("0001_sandboxes.py", "0001_sandboxes.sql"):
         (tmp_path / part).write_bytes((versions / part).read_bytes())
-    await migrate(postgres_dsn, "sandbox", tmp_path)
+    await migrate(Secret(postgres_dsn), "sandbox", tmp_path)
     connection = await asyncpg.connect(postgres_dsn)
     sandbox_id = new_id()
     await connection.execute(
@@ -235,7 +236,7 @@ async def test_rows_of_before_are_carried_over(postgres_dsn: str, tmp_path: Path
         sandbox_id,
         new_id(),
     )
-    await migrate(postgres_dsn, "sandbox", "services.sandbox")
+    await migrate(Secret(postgres_dsn), "sandbox", "services.sandbox")
     row = await connection.fetchrow("SELECT * FROM sandbox.sandboxes WHERE sandbox_id = $1", sandbox_id)
     assert row is not None
     assert (row["network"], row["claim_epoch"], row["tenure"]) == ("?", 3, "PARKED")
@@ -280,7 +281,7 @@ async def test_one_that_was_frozen_in_a_restart_neither_kills_nor_joins_the_daem
     made = await awake.create(CreateRequest(instance_name(sandbox_id), {}, key, Spec("local", "scripted")))
 
     def request(token: str) -> DaemonRequest:
-        return DaemonRequest(token=token, key=key, agents={}, env={}, secrets={})
+        return DaemonRequest(token=Secret(token), key=key, agents={}, env={}, secrets={})
 
     await awake.restart_daemon(made.provider_id, request("first"))
     for held in ("before the kill", "before the start"):

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import grpc.aio
 import pytest
 
+from hearth.secret import Secret
 from hearth.types.v1 import content_pb2, event_pb2
 from services.chassis.clock import SystemClock, SystemIds
 from services.chassis.errors import HearthError
@@ -195,9 +196,9 @@ async def begin(rows: Rows, key: Key, holder: str = HOLDER) -> tuple[Execution, 
 @asynccontextmanager
 async def rows_on(dsn: str) -> AsyncIterator[Rows]:
     """The rows of a database."""
-    await migrate(dsn, SCHEMA, "services.pool")
+    await migrate(Secret(dsn), SCHEMA, "services.pool")
     async with (
-        await create_pool(PoolSettings(postgres_dsn=dsn), "pool", server_settings=PLANNER) as pool,
+        await create_pool(PoolSettings(postgres_dsn=Secret(dsn)), "pool", server_settings=PLANNER) as pool,
         # Nothing here asks the log anything.
         grpc.aio.insecure_channel("127.0.0.1:1") as nowhere,
     ):

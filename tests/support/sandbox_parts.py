@@ -14,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
+from hearth.secret import Secret
 from services.chassis.clock import Clock, SystemClock, SystemIds
 from services.chassis.migrations import migrate
 from services.chassis.postgres import create_pool
@@ -158,8 +159,8 @@ async def replica(dsn: str, root: Path, *, clock: Clock | None = None, **setting
         "look_again": 0.05,
         **settings,
     }
-    read = SandboxSettings(postgres_dsn=dsn, local_root=root, **given)  # type: ignore[arg-type]
-    await migrate(dsn, "sandbox", "services.sandbox")
+    read = SandboxSettings(postgres_dsn=Secret(dsn), local_root=root, **given)  # type: ignore[arg-type]
+    await migrate(Secret(dsn), "sandbox", "services.sandbox")
     pool = await create_pool(read, "sandbox")
     died: list[str] = []
     tasks = Tasks(died.append)

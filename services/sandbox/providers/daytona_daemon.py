@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
+from hearth.secret import Secret
 from services.chassis.clock import Clock
 from services.sandbox.providers import daytona_inside as inside
 from services.sandbox.providers.daytona_options import DaytonaOptions
@@ -63,7 +64,7 @@ class DaemonStarter:
     async def address(self, sandbox_id: str) -> Address:
         """Where the daemon answers, asked anew."""
         preview = await self._sdk.preview(sandbox_id, self._options.port)
-        return Address(preview.url, {_PREVIEW_HEADER: preview.token} if preview.token else {})
+        return Address(preview.url, {_PREVIEW_HEADER: preview.token.reveal()} if preview.token else {})
 
     async def close(self) -> None:
         """Let go of connections."""
@@ -73,10 +74,10 @@ class DaemonStarter:
         self,
         sandbox_id: str,
         pid: int,
-        token: str,
+        token: Secret,
         *,
         env: Mapping[str, str],
-        secrets: Sequence[str],
+        secrets: Sequence[Secret],
         until: float,
     ) -> Address:
         """Wait for the daemon through its preview URL; one that ended or stays silent is told with its log."""
@@ -96,8 +97,8 @@ class DaemonStarter:
             look = self._clock.monotonic() + _LOOK_INSIDE_SECONDS
         return address
 
-    async def _healthy(self, address: Address, token: str) -> bool:
-        headers = {**address.headers, "Authorization": f"Bearer {token}"}
+    async def _healthy(self, address: Address, token: Secret) -> bool:
+        headers = {**address.headers, "Authorization": f"Bearer {token.reveal()}"}
         try:
             async with self._http.get(f"{address.url}/v1/health", headers=headers) as response:
                 await response.read()

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hearth.secret import Secret, revealed
 from services.sandbox.providers.port import DaemonRequest
 
 TOKEN = "HEARTH_AGENTD_TOKEN"  # noqa: S105 - the name of the variable
@@ -156,10 +157,10 @@ def read(output: str) -> Answer:
     return Answer(*found[-1]) if found else Answer("", "")
 
 
-def log_tail(output: str, secrets: Sequence[str]) -> str:
+def log_tail(output: str, secrets: Sequence[Secret]) -> str:
     """What `look_script` showed of the daemon's log, in one line and without these values."""
     for secret in secrets:
-        output = output.replace(secret, "***") if secret else output
+        output = output.replace(secret.reveal(), "***") if secret else output
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("hearth: ")]
     return " | ".join(lines[-5:]) or "it wrote nothing"
 
@@ -169,19 +170,19 @@ def variables(request: DaemonRequest, workspace: str, command: Sequence[str]) ->
 
     A daemon that is given its agents in a file passes each its own variables. Any other runs one agent, which inherits.
     """
-    own: dict[str, str] = {TOKEN: request.token}
-    inherited: Mapping[str, str] = {}
+    own: dict[str, str] = {TOKEN: request.token.reveal()}
+    inherited: Mapping[str, Secret] = {}
     if _takes_agents(command):
         own[AGENTS] = json.dumps(
             {
-                name: {"command": list(agent.command), "env": request.variables_of(agent), "cwd": workspace}
+                name: {"command": list(agent.command), "env": revealed(request.variables_of(agent)), "cwd": workspace}
                 for name, agent in request.agents.items()
             }
         )
     else:
         agent = request.agents.get(request.agent)
         inherited = {**(agent.env if agent is not None else {}), **request.env}
-    return {**_DEFAULTS, **inherited, **request.secrets, **own}
+    return {**_DEFAULTS, **revealed(inherited), **revealed(request.secrets), **own}
 
 
 def _takes_agents(command: Sequence[str]) -> bool:

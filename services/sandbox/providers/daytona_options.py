@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from hearth.secret import Secret
 
 NAME = "daytona"
 API_URL = "https://app.daytona.io/api"
@@ -28,7 +30,7 @@ class DaytonaOptions:
     """
 
     api_url: str
-    api_key: str = field(repr=False)
+    api_key: Secret
     target: str = ""
     snapshot: str = ""
     image: str = ""

@@ -30,6 +30,7 @@ from daytona import (
     VolumeMount,
 )
 
+from hearth.secret import Secret, revealed
 from services.chassis.clock import Clock
 from services.sandbox.providers.daytona_errors import Subject, translate
 from services.sandbox.providers.daytona_options import DaytonaOptions
@@ -55,7 +56,7 @@ class Sdk:
         self._closed = False
         self._client = AsyncDaytona(
             DaytonaConfig(
-                api_key=options.api_key,
+                api_key=options.api_key.reveal(),
                 api_url=options.api_url,
                 target=options.target or None,
                 otel_enabled=False,
@@ -140,10 +141,10 @@ class Sdk:
         link = await self._call(
             "preview", Subject.SANDBOX, seconds, handle.get_preview_link(port, request_timeout=seconds)
         )
-        return Preview(link.url.rstrip("/"), link.token)
+        return Preview(link.url.rstrip("/"), Secret(link.token or ""))
 
     async def execute(
-        self, sandbox_id: str, command: str, env: Mapping[str, str], seconds: float, *, secrets: Sequence[str] = ()
+        self, sandbox_id: str, command: str, env: Mapping[str, str], seconds: float, *, secrets: Sequence[Secret] = ()
     ) -> Executed:
         """Run a command in the sandbox. `secrets` are kept out of what an error says."""
         handle = await self._reachable(sandbox_id)
@@ -180,7 +181,7 @@ class Sdk:
         seconds: float,
         work: Coroutine[Any, Any, _T],
         *,
-        secrets: Sequence[str] = (),
+        secrets: Sequence[Secret] = (),
     ) -> _T:
         if self._closed:
             work.close()  # else the SDK would open new connections, and nobody would close them
@@ -239,12 +240,12 @@ class Sdk:
 class _Cleaner:
     """Takes secrets out of a text."""
 
-    def __init__(self, *secrets: str) -> None:
+    def __init__(self, *secrets: Secret) -> None:
         self._secrets = [secret for secret in secrets if secret]
 
     def __call__(self, text: str) -> str:
         for secret in self._secrets:
-            text = text.replace(secret, _HIDDEN)
+            text = text.replace(secret.reveal(), _HIDDEN)
         return text
 
 
@@ -253,7 +254,7 @@ def _parameters(making: Making) -> CreateSandboxFromImageParams | CreateSandboxF
     common = CreateSandboxFromSnapshotParams(
         name=making.name,
         labels=dict(making.labels),
-        env_vars=dict(making.env),
+        env_vars=revealed(making.env),
         target=making.target or None,
         auto_stop_interval=making.auto_stop,
         auto_delete_interval=making.auto_delete,

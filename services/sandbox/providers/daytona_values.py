@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hearth.secret import Secret
 from services.sandbox.providers.port import ProviderError, ProviderRefused, ProviderUnavailable
 
 ATTEMPT_LABEL = "hearth-attempt"
@@ -82,7 +83,7 @@ class Making:
     cpus: int = 0
     memory: int = 0
     disk: int = 0
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    env: Mapping[str, Secret] = field(default_factory=dict)
     mounts: Sequence[Mount] = ()
     network: Network | None = None
     auto_stop: int = 15
@@ -95,7 +96,7 @@ class Preview:
     """Where a port of a sandbox answers, and what lets one through."""
 
     url: str
-    token: str = field(repr=False)
+    token: Secret
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from uuid import uuid4
 
+from hearth.secret import Secret, revealed
 from services.chassis.clock import Clock
 from services.sandbox.compatibility import Spec
 from services.sandbox.providers.files import (
@@ -236,14 +237,14 @@ class LocalProvider:
             raise ProviderUnavailable(f"{reference} is stopped")
         directory = self._directory(reference)
         # From here on the daemon to be is this one; whoever began before and is late sees that by the token.
-        write_private(directory / "token", daemon.token + "\n")
+        write_private(directory / "token", daemon.token.reveal() + "\n")
         await self._end(reference, state, grace=_GRACE_SECONDS)
-        self._still(directory, daemon.token)
+        self._still(directory, daemon.token.reveal())
         port_file = directory / "port"
         port_file.unlink(missing_ok=True)
         workspace = self._make_workspace(daemon.key)
         agents = {
-            name: {"command": list(agent.command), "env": daemon.variables_of(agent), "cwd": str(workspace)}
+            name: {"command": list(agent.command), "env": revealed(daemon.variables_of(agent)), "cwd": str(workspace)}
             for name, agent in daemon.agents.items()
         }
         write_private(directory / "agents.json", json.dumps(agents))
@@ -252,7 +253,7 @@ class LocalProvider:
         state = replace(state, logins=logins)
         process = self._spawn(directory, self._environment(reference, workspace, daemon.secrets))
         try:
-            self._still(directory, daemon.token)
+            self._still(directory, daemon.token.reveal())
         except ProviderError:
             process.kill()
             raise
@@ -358,11 +359,11 @@ class LocalProvider:
                 raise DaemonFailed(f"the daemon ended with {process.returncode}: {tail(log)}")
             await self._clock.sleep(_POLL_SECONDS)
 
-    def _environment(self, reference: str, workspace: Path, secrets: Mapping[str, str]) -> dict[str, str]:
+    def _environment(self, reference: str, workspace: Path, secrets: Mapping[str, Secret]) -> dict[str, str]:
         # Secrets go this way, not through the agents file: agents inherit them from the daemon, no disk sees them.
         return {
             **self._inherited,
-            **secrets,
+            **revealed(secrets),
             "HOME": str(workspace / ".home"),
             MARKER: _sandbox_id(reference),
         }

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from hearth.secret import Secret
 from services.chassis.clock import Clock
 from services.sandbox.compatibility import AgentCommand, Spec
 from services.sandbox.rows import Key
@@ -107,14 +108,14 @@ class DaemonRequest:
     for; a daemon that cannot give each agent variables of its own runs with those of this one.
     """
 
-    token: str = field(repr=False)
+    token: Secret
     key: Key
     agents: Mapping[str, AgentCommand]
-    env: Mapping[str, str] = field(repr=False)
-    secrets: Mapping[str, str] = field(repr=False)
+    env: Mapping[str, Secret]
+    secrets: Mapping[str, Secret]
     agent: str = ""
 
-    def variables_of(self, agent: AgentCommand) -> dict[str, str]:
+    def variables_of(self, agent: AgentCommand) -> dict[str, Secret]:
         """What an agent is given beside its secrets, which go before what the deployment says for all."""
         given = {**agent.env, **self.env}
         return {name: value for name, value in given.items() if name not in self.secrets}

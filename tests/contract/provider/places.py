@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from hearth.sandbox.v1 import sandbox_pb2
+from hearth.secret import Secret, hidden
 from services.chassis.clock import SystemClock, SystemIds
 from services.sandbox.compatibility import AgentCommand, Spec
 from services.sandbox.daemons import new_token
@@ -41,7 +42,7 @@ AGENTD = (
     *("--host", "{host}", "--port", "{port}", "--agents-file", "{agents}", "--log-dir", "{logs}"),
 )
 AGENTS: Mapping[str, AgentCommand] = {
-    "any": AgentCommand(("true",), {"OF_AGENT": "1"}),
+    "any": AgentCommand(("true",), hidden({"OF_AGENT": "1"})),
     "stubborn": AgentCommand((sys.executable, "-c", STUBBORN_AGENT)),
 }
 
@@ -69,11 +70,11 @@ class Place:
     def daemon_request(self, token: str = "", **changes: Any) -> DaemonRequest:
         """How to start the daemon."""
         request = DaemonRequest(
-            token=token or new_token(),
+            token=Secret(token) if token else new_token(),
             key=self.key,
             agents=AGENTS,
-            env={"PLAIN": "plain value"},
-            secrets={"HIDDEN": "hidden value"},
+            env=hidden({"PLAIN": "plain value"}),
+            secrets=hidden({"HIDDEN": "hidden value"}),
             agent="any",
         )
         return dataclasses.replace(request, **changes)
@@ -82,7 +83,7 @@ class Place:
         """Start its daemon anew; a caller with the token, the address, the token."""
         request = self.daemon_request(token)
         address = await self.provider.restart_daemon(instance.provider_id, request)
-        return self.caller(address, request.token), address, request.token
+        return self.caller(address, request.token.reveal()), address, request.token.reveal()
 
     async def stubborn(self, daemon: Daemon) -> list[int]:
         """Start an agent that ignores the end of its input and SIGTERM; process ids of it, of its child in a session
@@ -127,7 +128,7 @@ def options(stand_in: RunningStandIn, scratch: Path, **changes: Any) -> DaytonaO
     """Options for a stand-in whose mounts lie below `scratch`, with pauses that fit a server on this machine."""
     given: dict[str, Any] = {
         "api_url": stand_in.url,
-        "api_key": stand_in.api_key,
+        "api_key": Secret(stand_in.api_key),
         "daemon": AGENTD,
         "mount": str(scratch / "mounts"),
         "first_pause": 0.02,

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from hearth.secret import hidden
 from services.sandbox.compatibility import AgentCommand
 from services.sandbox.daemons import new_token
 from services.sandbox.providers.port import ProviderError
@@ -21,7 +22,7 @@ async def test_the_daemon_answers_to_its_token_only(place: Place) -> None:
     instance = await place.create()
     daemon, address, token = await place.daemon(instance)
     assert await daemon.health() == 200
-    assert await place.caller(address, new_token()).health() == 401
+    assert await place.caller(address, new_token().reveal()).health() == 401
     assert await place.provider.endpoint(instance.provider_id) == address
     assert await place.provider.endpoint(instance.name) == address
     for text in (repr(address), repr(place.daemon_request(token))):
@@ -75,7 +76,7 @@ async def test_what_lives_in_another_instance_is_left_alone(place: Place) -> Non
 async def test_of_two_restarts_at_once_one_daemon_is_left(place: Place) -> None:
     instance = await place.create()
     await place.daemon(instance)
-    tokens = [new_token(), new_token()]
+    tokens = [new_token().reveal(), new_token().reveal()]
     await asyncio.gather(*(place.daemon(instance, token) for token in tokens), return_exceptions=True)
     address = await place.provider.endpoint(instance.provider_id)
     answers = [await place.caller(address, token).health() for token in tokens]
@@ -107,11 +108,11 @@ async def test_agents_get_their_own_variables_and_those_of_the_spec(place: Place
         "    reply = {'jsonrpc': '2.0', 'id': json.loads(line)['id'], 'result': {'cwd': os.getcwd(), **found}}\n"
         "    print(json.dumps(reply), flush=True)\n"
     )
-    agents = {**AGENTS, "telling": AgentCommand((sys.executable, "-c", code), {"OF_AGENT": "own"})}
+    agents = {**AGENTS, "telling": AgentCommand((sys.executable, "-c", code), hidden({"OF_AGENT": "own"}))}
     instance = await place.create()
     request = place.daemon_request(agents=agents)
     address = await place.provider.restart_daemon(instance.provider_id, request)
-    status, body = await place.caller(address, request.token).post("t", INITIALIZE, agent="telling")
+    status, body = await place.caller(address, request.token.reveal()).post("t", INITIALIZE, agent="telling")
     assert status == 200, body
     workspace = place.provider.workspace(place.key)
     for wanted in ('"OF_AGENT": "own"', '"PLAIN": "plain value"', '"HIDDEN": "hidden value"'):
@@ -138,7 +139,7 @@ async def test_no_daemon_starts_in_an_instance_that_is_stopped(place: Place) -> 
 
 
 async def test_a_secret_is_in_no_error_and_in_no_text_of_a_request(place: Place) -> None:
-    request = place.daemon_request(secrets={"HIDDEN": "hidden value"})
+    request = place.daemon_request(secrets=hidden({"HIDDEN": "hidden value"}))
     assert "hidden value" not in repr(request)
     assert "plain value" not in repr(request)
     assert dataclasses.replace(request, agent="other").agent == "other"

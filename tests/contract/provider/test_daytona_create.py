@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from hearth.secret import Secret, hidden
 from services.sandbox.providers.port import (
     InstanceState,
     NameTaken,
@@ -25,7 +26,7 @@ from tests.support.waiting import eventually
 async def test_w_r10_create_carries_timers_labels_and_the_workspace_and_no_archiving(
     at_daytona: Place, stand_in: RunningStandIn
 ) -> None:
-    request = at_daytona.request(snapshot="agents-v1", target="eu", env={"PLAIN": "value"})
+    request = at_daytona.request(snapshot="agents-v1", target="eu", env=hidden({"PLAIN": "value"}))
     made = await at_daytona.provider.create(request)
     wanted = stand_in.sandbox(made.provider_id).wanted
     assert (wanted.auto_stop, wanted.auto_delete, wanted.ttl) == (15, 30, 0)
@@ -244,7 +245,7 @@ async def test_the_api_key_is_in_no_message_and_a_wrong_one_is_said_to_be_wrong(
     stand_in: RunningStandIn, scratch: Path, http: aiohttp.ClientSession
 ) -> None:
     key = f"dtn_{new_id()}"
-    place = Place(await connect(stand_in, scratch, api_key=key, volume=""), http)
+    place = Place(await connect(stand_in, scratch, api_key=Secret(key), volume=""), http)
     for work in (place.create(), place.names(), place.provider.get("anything")):
         with pytest.raises(ProviderError) as caught:
             await work

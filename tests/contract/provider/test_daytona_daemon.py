@@ -11,6 +11,7 @@ import aiohttp
 import psutil
 import pytest
 
+from hearth.secret import hidden
 from services.sandbox.compatibility import AgentCommand
 from services.sandbox.providers.daytona_options import SANDBOX_AGENT
 from services.sandbox.providers.port import DaemonFailed, ProviderError, StillAlive
@@ -92,7 +93,7 @@ async def test_a_daemon_that_does_not_come_up_is_told_with_its_log_and_without_s
     request = place.daemon_request()
     with pytest.raises(DaemonFailed, match=told) as caught:
         await place.provider.restart_daemon(instance.provider_id, request)
-    for secret in (request.token, "hidden value"):
+    for secret in (request.token.reveal(), "hidden value"):
         assert secret not in repr(caught.value)
     await place.clear()
     await place.provider.close()
@@ -104,37 +105,37 @@ async def test_w_s01_secrets_are_in_the_environment_of_the_daemon_and_nowhere_el
     instance = await at_daytona.create()
     secret, plain = "s3cret-of-the-user", "plain-of-the-spec"
     request = at_daytona.daemon_request(
-        secrets={"HIDDEN": secret},
-        env={"PLAIN": plain},
-        agents={"any": AgentCommand(("true",), {"OWN": "own-of-agent"})},
+        secrets=hidden({"HIDDEN": secret}),
+        env=hidden({"PLAIN": plain}),
+        agents={"any": AgentCommand(("true",), hidden({"OWN": "own-of-agent"}))},
     )
     address = await at_daytona.provider.restart_daemon(instance.provider_id, request)
-    daemon = at_daytona.caller(address, request.token)
+    daemon = at_daytona.caller(address, request.token.reveal())
     assert secret in (await daemon.run("env"))["stdout"]
     files = [path for path in scratch.rglob("*") if path.is_file() and not path.is_symlink()]
     assert files
     for path in files:
         content = path.read_bytes()
-        for hidden in (secret, request.token, "own-of-agent"):
-            assert hidden.encode() not in content, path
+        for planted in (secret, request.token.reveal(), "own-of-agent"):
+            assert planted.encode() not in content, path
     lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
     commands = [str(entry.data["command"]) for entry in stand_in.log.of("process")]
     assert commands
     for text in (*lines, *commands, repr(request), json.dumps([dict(e.data) for e in stand_in.log], default=str)):
         assert secret not in text
-        assert request.token not in text
+        assert request.token.reveal() not in text
         assert plain not in text
 
 
 async def test_an_error_of_a_command_tells_no_secret(at_daytona: Place, stand_in: RunningStandIn) -> None:
     instance = await at_daytona.create()
     request = at_daytona.daemon_request()
-    message = f"cannot run it with hidden value and {request.token} and {stand_in.api_key}"
+    message = f"cannot run it with hidden value and {request.token.reveal()} and {stand_in.api_key}"
     stand_in.faults.add(Fault("execute", Kind.STATUS, status=400, message=message))
     with pytest.raises(ProviderError) as caught:
         await at_daytona.provider.restart_daemon(instance.provider_id, request)
     assert "cannot run it" in str(caught.value)
-    for secret in ("hidden value", request.token, stand_in.api_key):
+    for secret in ("hidden value", request.token.reveal(), stand_in.api_key):
         assert secret not in repr(caught.value)
 
 
@@ -166,11 +167,11 @@ async def test_of_two_processes_that_take_over_at_once_at_most_one_daemon_is_lef
         return_exceptions=True,
     )
     address = await at_daytona.provider.endpoint(instance.provider_id)
-    answers = [await at_daytona.caller(address, request.token).health() for request in requests]
+    answers = [await at_daytona.caller(address, request.token.reveal()).health() for request in requests]
     assert answers.count(200) <= 1
     daemon, _, _ = await at_daytona.daemon(instance)
     assert await daemon.health() == 200
-    assert [await at_daytona.caller(address, request.token).health() for request in requests] == [401, 401]
+    assert [await at_daytona.caller(address, request.token.reveal()).health() for request in requests] == [401, 401]
     await other.provider.close()
 
 
@@ -224,10 +225,13 @@ async def test_the_real_sandbox_agent_is_started_taken_over_and_leaves_nothing(
             path.write_text(f"#!/bin/sh\n{line}\n")
             path.chmod(0o755)
         workspace = place.provider.workspace(place.key)
-        agents = {**AGENTS, "claude": AgentCommand(("ignored",), {"WORK": workspace, "SANDBOX_AGENT_BIN": str(binary)})}
+        agents = {
+            **AGENTS,
+            "claude": AgentCommand(("ignored",), hidden({"WORK": workspace, "SANDBOX_AGENT_BIN": str(binary)})),
+        }
         request = place.daemon_request(agents=agents, agent="claude")
         address = await place.provider.restart_daemon(instance.provider_id, request)
-        daemon = place.caller(address, request.token)
+        daemon = place.caller(address, request.token.reveal())
         assert await daemon.health() == 200
         assert await place.caller(address, "another").health() == 401
         status, body = await daemon.post("s1", INITIALIZE, agent="claude")
@@ -242,8 +246,8 @@ async def test_the_real_sandbox_agent_is_started_taken_over_and_leaves_nothing(
         again = place.daemon_request(agents=agents, agent="claude")
         address = await place.provider.restart_daemon(instance.provider_id, again)
         assert [pid for pid in pids if alive(pid)] == []
-        assert await place.caller(address, request.token).health() == 401
-        assert await place.caller(address, again.token).health() == 200
+        assert await place.caller(address, request.token.reveal()).health() == 401
+        assert await place.caller(address, again.token.reveal()).health() == 200
         await place.clear()
         await place.provider.close()
 

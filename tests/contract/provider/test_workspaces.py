@@ -35,7 +35,7 @@ async def test_the_end_of_one_workspace_leaves_its_neighbours(place: Place) -> N
     instance = await place.provider.create(place.request(key=other))
     request = place.daemon_request(key=other)
     address = await place.provider.restart_daemon(instance.provider_id, request)
-    daemon = place.caller(address, request.token)
+    daemon = place.caller(address, request.token.reveal())
     workspace = place.provider.workspace(other)
     await daemon.run("sh", "-c", f"echo mine > {workspace}/kept")
     await place.provider.delete_workspace(place.key)

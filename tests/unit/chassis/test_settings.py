@@ -35,7 +35,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 def test_a_service_reads_its_own_and_the_shared_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = loaded(monkeypatch, HEARTH_LEASE="5", HEARTH_LOG_LEVEL="debug", HEARTH_TOKEN="")
     assert (settings.lease, settings.log_level, settings.listen) == (5, "DEBUG", "127.0.0.1:7401")
-    assert settings.postgres_dsn == GOOD["HEARTH_POSTGRES_DSN"]
+    assert settings.postgres_dsn.reveal() == GOOD["HEARTH_POSTGRES_DSN"]
 
 
 def test_a_missing_one_is_named_and_explained(

@@ -7,13 +7,14 @@ from datetime import timedelta
 import pytest
 from pydantic import ValidationError
 
+from hearth.secret import Secret
 from services.history.settings import HistorySettings
 
 
 def settings(retention: float) -> HistorySettings:
     """Settings with this retention, in seconds."""
     return HistorySettings(
-        postgres_dsn="postgresql://nowhere/x", valkey_url="redis://nowhere", history_retention=retention
+        postgres_dsn=Secret("postgresql://nowhere/x"), valkey_url=Secret("redis://nowhere"), history_retention=retention
     )
 
 

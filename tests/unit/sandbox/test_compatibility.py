@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from hearth.secret import Secret, hidden
 from services.sandbox.claims import Claim
 from services.sandbox.compatibility import (
     AgentCommand,
-    Secret,
+    SecretVariable,
     Spec,
     Step,
     Wanted,
@@ -31,8 +32,8 @@ SPEC = Spec(
     disk_mib=2048,
     network="ALLOW_LIST",
     allow=("10.0.0.0/8", "192.168.0.0/16"),
-    env={"A": "1", "B": "2"},
-    secrets=(Secret("KEY", 1, "hush"),),
+    env=hidden({"A": "1", "B": "2"}),
+    secrets=(SecretVariable("KEY", 1, Secret("hush")),),
 )
 
 
@@ -50,11 +51,11 @@ BAKED = {"snapshot": "v1", "volume": "workspaces"}
         {"cpus": 4},
         {"memory_mib": 1},
         {"disk_mib": 1},
-        {"env": {"A": "1"}},
-        {"env": {"A": "1", "C": "2"}},
+        {"env": hidden({"A": "1"})},
+        {"env": hidden({"A": "1", "C": "2"})},
         {"secrets": ()},
-        {"secrets": (Secret("KEY", 2, "hush"),)},
-        {"secrets": (Secret("OTHER", 1, "hush"),)},
+        {"secrets": (SecretVariable("KEY", 2, Secret("hush")),)},
+        {"secrets": (SecretVariable("OTHER", 1, Secret("hush")),)},
     ],
 )
 def test_what_creation_bakes_in_changes_the_fingerprint(change: dict[str, object]) -> None:
@@ -69,9 +70,9 @@ def test_so_does_what_the_provider_chooses_and_adds(baked: dict[str, str]) -> No
 @pytest.mark.parametrize(
     "change",
     [
-        {"env": {"B": "2", "A": "other value"}},
+        {"env": hidden({"B": "2", "A": "other value"})},
         {"network": "OPEN", "allow": ()},
-        {"secrets": (Secret("KEY", 1, "another value"),)},
+        {"secrets": (SecretVariable("KEY", 1, Secret("another value")),)},
     ],
 )
 def test_order_spelling_and_values_do_not(change: dict[str, object]) -> None:
@@ -94,8 +95,8 @@ def test_w_r04_a_network_policy_has_one_spelling(change: dict[str, object], poli
 
 
 def test_a_secret_shows_in_no_text_and_no_digest() -> None:
-    other = replace(SPEC, secrets=(Secret("KEY", 1, "another value"),))
-    agents = {"scripted": AgentCommand(("run",), {"TOKEN": "hush-too"})}
+    other = replace(SPEC, secrets=(SecretVariable("KEY", 1, Secret("another value")),))
+    agents = {"scripted": AgentCommand(("run",), hidden({"TOKEN": "hush-too"}))}
     assert daemon_fingerprint(SPEC, agents) == daemon_fingerprint(other, agents)
     assert "hush" not in f"{SPEC!r} {agents!r}"
     assert len(fingerprint(SPEC, BAKED)) == 64
@@ -104,9 +105,9 @@ def test_a_secret_shows_in_no_text_and_no_digest() -> None:
 def test_values_and_commands_need_a_new_daemon() -> None:
     agents = {"scripted": AgentCommand(("run",))}
     before = daemon_fingerprint(SPEC, agents)
-    assert daemon_fingerprint(replace(SPEC, env={"A": "1", "B": "3"}), agents) != before
+    assert daemon_fingerprint(replace(SPEC, env=hidden({"A": "1", "B": "3"})), agents) != before
     assert daemon_fingerprint(SPEC, {"scripted": AgentCommand(("run", "--fast"))}) != before
-    assert daemon_fingerprint(SPEC, {"scripted": AgentCommand(("run",), {"X": "1"})}) != before
+    assert daemon_fingerprint(SPEC, {"scripted": AgentCommand(("run",), hidden({"X": "1"}))}) != before
 
 
 WANTED = Wanted(Claim(5, 1), "me", "print", "daemon")
@@ -122,7 +123,7 @@ ROW = Row(
     tenure=Tenure.PARKED,
     holder="me",
     claim=Claim(4, 1),
-    token="t",
+    token=Secret("t"),
     url="http://x",
     network="",
 )

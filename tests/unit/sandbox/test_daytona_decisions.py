@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from daytona import DaytonaConnectionError, DaytonaError, DaytonaTimeoutError
 
+from hearth.secret import Secret, hidden
 from services.sandbox.compatibility import AgentCommand
 from services.sandbox.providers import daytona_inside as inside
 from services.sandbox.providers.daytona_errors import Subject, translate
@@ -178,14 +179,14 @@ def test_a_long_message_is_cut_and_is_one_line() -> None:
 
 def request() -> DaemonRequest:
     return DaemonRequest(
-        token="the-token",
+        token=Secret("the-token"),
         key=Key("p", "s"),
         agents={
-            "a": AgentCommand(("run", "a b"), {"OWN": "1", "PLAIN": "agent"}),
-            "b": AgentCommand(("b",), {"B": "2"}),
+            "a": AgentCommand(("run", "a b"), hidden({"OWN": "1", "PLAIN": "agent"})),
+            "b": AgentCommand(("b",), hidden({"B": "2"})),
         },
-        env={"PLAIN": "spec"},
-        secrets={"HIDDEN": "value"},
+        env=hidden({"PLAIN": "spec"}),
+        secrets=hidden({"HIDDEN": "value"}),
         agent="a",
     )
 
@@ -220,7 +221,7 @@ def test_answers_are_found_in_whatever_a_shell_prints() -> None:
     assert inside.read("motd\nhearth: started 12\nbye") == inside.Answer("started", "12")
     assert inside.read("hearth: alive 1 2") == inside.Answer("alive", "1 2")
     assert inside.read("say hearth: started 12") == inside.Answer("", "")
-    assert inside.log_tail("hearth: ended\na the-token\n\nb\n", ["the-token", ""]) == "a *** | b"
+    assert inside.log_tail("hearth: ended\na the-token\n\nb\n", [Secret("the-token"), Secret()]) == "a *** | b"
     assert inside.log_tail("hearth: ended\n", []) == "it wrote nothing"
 
 
@@ -238,7 +239,7 @@ def test_a_session_is_two_names_of_a_path(key: tuple[str, str], path: str) -> No
 
 
 def test_options_do_not_show_the_key() -> None:
-    assert "dtn_key" not in repr(DaytonaOptions(api_url="u", api_key="dtn_key"))
+    assert "dtn_key" not in repr(DaytonaOptions(api_url="u", api_key=Secret("dtn_key")))
 
 
 def test_the_sdk_is_loaded_only_where_the_provider_is_on() -> None:

@@ -8,6 +8,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
+from hearth.secret import revealed
 from services.chassis.settings import problems
 from services.sandbox.settings import SandboxSettings
 
@@ -57,9 +58,9 @@ def test_agents_are_added_to_the_built_in_one(given: pytest.MonkeyPatch) -> None
     )
     agents = read().agent_commands()
     assert set(agents) == {"scripted", "codex", "other"}
-    assert agents["codex"].env == {"WANTED": "value"}
+    assert revealed(agents["codex"].env) == {"WANTED": "value"}
     assert agents["codex"].state_paths == (".codex/sessions",)
-    assert agents["other"].env == {"A": "1"}
+    assert revealed(agents["other"].env) == {"A": "1"}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_daytona_is_set_up_by_its_variables(given: pytest.MonkeyPatch) -> None:
         given.setenv(f"HEARTH_{name}", value)
     settings = read()
     options = settings.daytona_options()
-    assert (options.api_url, options.api_key) == ("https://example.test/api", "dtn_key")
+    assert (options.api_url, options.api_key.reveal()) == ("https://example.test/api", "dtn_key")
     assert (options.target, options.snapshot, options.volume) == ("eu", "agents", "")
     assert (options.daemon, options.auto_stop_minutes) == (("daemon", "{port}"), 20)
     # A worker must still be there when the provider gives up.
