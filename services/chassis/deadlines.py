@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class _Incoming:
-    task: asyncio.Task[object]
+    # The context that this is kept in belongs to the task: a circle of each call otherwise.
+    task: weakref.ref[asyncio.Task[object]]
     ends: float
 
 
@@ -23,7 +25,7 @@ def serve_until(seconds: float | None) -> None:
     if seconds is None or task is None:
         _incoming.set(None)
     else:
-        _incoming.set(_Incoming(task, time.monotonic() + seconds))
+        _incoming.set(_Incoming(weakref.ref(task), time.monotonic() + seconds))
 
 
 def remaining() -> float | None:
@@ -32,8 +34,8 @@ def remaining() -> float | None:
     A task that the handler started inherits its context but not its deadline: background work that the call only set
     off must outlive it, and work that the handler waits for is cancelled with the handler anyway.
     """
-    found = _incoming.get()
-    if found is None or found.task is not asyncio.current_task():
+    found, task = _incoming.get(), asyncio.current_task()
+    if found is None or task is None or found.task() is not task:
         return None
     return max(0.0, found.ends - time.monotonic())
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import inspect
 import logging
 import time
@@ -312,11 +313,23 @@ async def abort(context: Context, error: HearthError) -> None:
     status = rpc_status.to_status(error.to_status())
     try:
         await context.abort(status.code, status.details, status.trailing_metadata)
+    except grpc.aio.AbortError as aborted:
+        _running_task().add_done_callback(functools.partial(_forget_frames, aborted))
+        raise
     except Exception as failure:
         if _caller_is_gone(failure):
             # gRPC would log it as an error of this service.
             raise asyncio.CancelledError from failure
         raise
+
+
+def _forget_frames(aborted: grpc.aio.AbortError, _task: object) -> None:
+    """Have the end of a call keep nothing of it.
+
+    gRPC keeps the error in the context of the call, which the frames of the error's traceback keep: a circle that would
+    hold each refused request until a collection of everything.
+    """
+    aborted.__traceback__ = aborted.__context__ = None
 
 
 def _tolerant(handler: Handler) -> Callable[[bytes], Any] | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import gc
+import weakref
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,6 +32,7 @@ from services.chassis.errors import (
 from services.chassis.interceptors import Context
 from services.chassis.server import App, started
 from services.chassis.settings import ChassisSettings
+from tests.support.waiting import eventually
 
 CURSOR = session_pb2.Cursor(log_id="l", sequence=9)
 
@@ -38,6 +41,10 @@ def refusal() -> OutOfRange:
     return OutOfRange(
         "the cursor is above the head", reason="CURSOR_AHEAD", metadata={"head": "8"}, retry_after=1.5, details=[CURSOR]
     )
+
+
+class Mark:
+    """Lives for as long as the frame of the handler that has it."""
 
 
 class History(history_service_pb2_grpc.HistoryServiceServicer):
@@ -50,14 +57,23 @@ class History(history_service_pb2_grpc.HistoryServiceServicer):
         self.closed = asyncio.Event()
         self.remaining: list[float | None] = []
         self.release = asyncio.Event()
+        self.served: list[weakref.ref[Any]] = []
+
+    def serve(self) -> Mark:
+        """Note the task of a call, and a mark for its handler to keep."""
+        mark = Mark()
+        self.served += [weakref.ref(asyncio.current_task()), weakref.ref(mark)]
+        return mark
 
     async def GetHeads(self, request: Any, context: Context) -> history_service_pb2.GetHeadsResponse:
+        _mark = self.serve()
         self.remaining.append(deadlines.remaining())
         raise self.error
 
     async def StreamEvents(
         self, request: Any, context: Context
     ) -> AsyncIterator[history_service_pb2.StreamEventsResponse]:
+        _mark = self.serve()
         try:
             for _ in range(self.first):
                 yield self.response
@@ -69,12 +85,14 @@ class History(history_service_pb2_grpc.HistoryServiceServicer):
         self, request_iterator: AsyncIterator[Any], context: Context
     ) -> None:
         """In the style that writes its responses."""
+        _mark = self.serve()
         async for request in request_iterator:
             if request.number > self.first:
                 raise self.error
             await context.write(history_service_pb2.AppendStreamResponse())
 
     async def GetSnapshot(self, request: Any, context: Context) -> history_service_pb2.GetSnapshotResponse:
+        _mark = self.serve()
         await self.release.wait()
         return history_service_pb2.GetSnapshotResponse()
 
@@ -285,3 +303,30 @@ async def _read(call: Any) -> str:
     except asyncio.CancelledError:
         return "cancelled"
     return "ended"
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Without the collector of circles: what is let go goes at once or never."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_nothing_is_kept_of_a_call_that_is_over(running: Running) -> None:
+    history, stub = running.history, running.stub
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        await stub.GetHeads(history_service_pb2.GetHeadsRequest(), timeout=30)
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        await stub.StreamEvents(history_service_pb2.StreamEventsRequest(), timeout=30).read()
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        requests = iter([history_service_pb2.AppendStreamRequest(number=1)])
+        await stub.AppendStream(requests, timeout=30).read()
+    history.release.set()
+    await stub.GetSnapshot(history_service_pb2.GetSnapshotRequest(), timeout=30)
+    assert len(history.served) == 8
+    # This one has the frames of its handlers for itself.
+    history.error = refusal()
+    await eventually(lambda: not any(served() for served in history.served), timeout=5)
