@@ -143,9 +143,11 @@ async def _upgrade(dsn: Secret, schema: str, versions: Path) -> None:
     from sqlalchemy.ext.asyncio import create_async_engine
     from sqlalchemy.pool import NullPool
 
-    scheme, _, rest = dsn.reveal().partition("://")
-    assert scheme in {"postgres", "postgresql"}
-    engine = create_async_engine(f"postgresql+asyncpg://{rest}", poolclass=NullPool)
+    async def connect() -> asyncpg.Connection[asyncpg.Record]:
+        return await asyncpg.connect(dsn.reveal())
+
+    # Of a DSN itself SQLAlchemy does not know what asyncpg does, as `sslmode`.
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
     try:
         async with engine.begin() as connection:
             await connection.run_sync(_upgrade_locked, schema, versions)

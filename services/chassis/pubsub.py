@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Self, cast
 
 import hiredis
-from redis.asyncio.connection import parse_url
+from redis.asyncio.connection import SSLConnection, parse_url
 
 from hearth.secret import Secret
 
@@ -207,7 +207,7 @@ class _Target:
         self._path: str | None = found.get("path")
         self._host: str = found.get("host", "localhost")
         self._port: int = found.get("port", 6379)
-        self._tls = ssl.create_default_context() if url.startswith("rediss://") else None
+        self._tls = _context_of(found) if url.startswith("rediss://") else None
         password, user = found.get("password"), found.get("username")
         if password is None:
             self.login: tuple[bytes, ...] = (b"PING",)
@@ -221,6 +221,12 @@ class _Target:
             await loop.create_unix_connection(lambda: link, self._path)
         else:
             await loop.create_connection(lambda: link, self._host, self._port, ssl=self._tls)
+
+
+def _context_of(found: dict[str, Any]) -> ssl.SSLContext:
+    """What redis-py makes of `ssl_ca_certs`, `ssl_certfile` and the like: both clients must believe the same server."""
+    wanted = {name: value for name, value in found.items() if name.startswith("ssl_")}
+    return SSLConnection(**wanted).ssl_context.get()
 
 
 class _Link(asyncio.Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Self
 
@@ -12,10 +13,11 @@ class Cutter:
 
     `cut` ends all connections at once. `silent` keeps them and passes nothing back. `silence_stream` does so to the
     newest connection that began with a GET. `cut_after` ends all once so many bytes more have come back. `heads` are
-    the first bytes of each piece that went forth.
+    the first bytes of each piece that went forth. With `tls` it speaks that to who connects, and plainly to the target.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self._host, _, port = target.removeprefix("http://").rpartition(":")
         self._port = int(port)
         self._writers: set[asyncio.StreamWriter] = set()
@@ -28,7 +30,7 @@ class Cutter:
         self.address = ""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
