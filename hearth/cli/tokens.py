@@ -41,11 +41,22 @@ def add(
     file: File,
     scope: Annotated[list[str], typer.Option(help=f"what it may: {', '.join(SCOPE_NAMES)}; may be repeated")],
     project: Annotated[str, typer.Option(help="the only project that it reaches; * for all of them")],
+    rate: Annotated[
+        float | None, typer.Option(min=0, help="calls a second of the project, for each scope; 0 = no limit")
+    ] = None,
+    streams: Annotated[int | None, typer.Option(min=0, help="open streams of the project; 0 = no limit")] = None,
+    message_bytes: Annotated[
+        int | None, typer.Option(min=0, help="size of a message of the project; 0 = no limit but that of all")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Make a token and add its hash to the file. The token is shown now, and never again."""
+    """Make a token and add its hash to the file. The token is shown now, and never again.
+
+    A limit stands for all of the project, in place of what the services have as a default. Of several tokens of a
+    project the smallest counts.
+    """
     # Here and not above: it would double the time that every command of the program takes to start.
-    from services.chassis.auth import ANY_PROJECT, hash_token
+    from services.chassis.auth import ANY_PROJECT, check_entry, hash_token
     from services.chassis.errors import HearthError
     from services.chassis.fields import key_part
 
@@ -58,13 +69,20 @@ def add(
             fail(error.message, Exit.USAGE)
     if not name:
         fail("a token needs a name", Exit.USAGE)
+    given = {"rate": rate, "streams": streams, "message_bytes": message_bytes}
+    limits = {which: number for which, number in given.items() if number is not None}
+    entry = {"name": name, "project": project, "scopes": sorted(set(scope)), **({"limits": limits} if limits else {})}
+    try:
+        check_entry(entry)
+    except ValueError as error:
+        fail(str(error), Exit.USAGE)
     token = secrets.token_urlsafe(TOKEN_BYTES)
     with _changing(file) as entries:
-        if any(entry["name"] == name for entry in entries.values()):
+        if any(other["name"] == name for other in entries.values()):
             fail(f"there is a token of {name!r}; remove it, or take another name", Exit.USAGE)
-        entries[hash_token(token)] = {"name": name, "project": project, "scopes": sorted(set(scope))}
+        entries[hash_token(token)] = entry
     if json:
-        print_json({"name": name, "project": project, "scopes": sorted(set(scope)), "token": token})
+        print_json({**entry, "token": token})
     else:
         # Alone on its line, for a shell that takes it.
         print(token)
@@ -78,7 +96,8 @@ def list_(file: File, json: Json = False) -> None:
         print_json({"tokens": rows})
         return
     for row in rows:
-        out.print(escape(f"{row['hash']}  {row['name']}  {row['project']}  {' '.join(row['scopes'])}"))
+        limits = "".join(f"  {which}={number:g}" for which, number in row.get("limits", {}).items())
+        out.print(escape(f"{row['hash']}  {row['name']}  {row['project']}  {' '.join(row['scopes'])}{limits}"))
 
 
 @group.command()

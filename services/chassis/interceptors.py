@@ -43,8 +43,11 @@ Run: TypeAlias = "Callable[[Any, Context], Awaitable[Any]]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Malformed:
-    """Stands for a request that is no message of its type, until the handler's place in the chain is reached."""
+class _Refused:
+    """Stands for a request that was not read, until the handler's place in the chain is reached."""
+
+    # One, which goes when it is raised: what its traceback reaches must not hold it.
+    errors: list[HearthError]
 
 
 def as_run(handler: Handler) -> Run:
@@ -184,14 +187,11 @@ class Counter:
             self.idle.set()
 
 
-class Streams:
-    """The streams that are being answered now, so that they can be ended from outside with a status that says why."""
+class Endable:
+    """Calls that are being answered now, so that they can be ended from outside with a status that says why."""
 
     def __init__(self) -> None:
         self._ending: dict[asyncio.Task[Any], HearthError | None] = {}
-        self._closed: HearthError | None = None
-        # Calls with one response that are being answered now.
-        self.single = Counter()
 
     def __len__(self) -> int:
         return len(self._ending)
@@ -202,18 +202,9 @@ class Streams:
             self._ending[task] = error
             task.cancel()
 
-    def close(self, error: HearthError) -> None:
-        """End every stream with `error`, and each one that was accepted but has not reached its handler yet."""
-        self._closed = error
-        for task in list(self._ending):
-            self.end(task, error)
-
     def __enter__(self) -> None:
-        """The running task answers a stream."""
-        task = _running_task()
-        self._ending[task] = None
-        if self._closed is not None:
-            self.end(task, self._closed)
+        """The running task answers one."""
+        self._ending[_running_task()] = None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """It does so no more; a cancellation by `end` is raised as the error given there."""
@@ -222,6 +213,48 @@ class Streams:
         if told is not None and isinstance(error, asyncio.CancelledError):
             task.uncancel()
             raise told from None
+
+
+class Uploads(Endable):
+    """Streams of requests with one response, which may come while the process shuts down."""
+
+    def __init__(self, single: Counter) -> None:
+        super().__init__()
+        self._single = single
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._single.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._single.__exit__()
+        super().__exit__(kind, error, trace)
+
+
+class Streams(Endable):
+    """The streams of responses, and the other calls beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closed: HearthError | None = None
+        # Calls with one response that are being answered now.
+        self.single = Counter()
+        self.uploads = Uploads(self.single)
+
+    def end(self, task: asyncio.Task[Any], error: HearthError) -> None:
+        super().end(task, error)
+        self.uploads.end(task, error)
+
+    def close(self, error: HearthError) -> None:
+        """End every stream of responses with `error`, and each one that has not reached its handler yet."""
+        self._closed = error
+        for task in list(self._ending):
+            self.end(task, error)
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        if self._closed is not None:
+            self.end(_running_task(), self._closed)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -245,13 +278,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         # Health watchers and reflection hold no state that an early end would save; they go when the server stops.
         guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if not is_open(method):
-            guard = self._streams if handler.response_streaming else self._streams.single
+            if handler.response_streaming:
+                guard = self._streams
+            else:
+                guard = self._streams.uploads if handler.request_streaming else self._streams.single
 
         async def mapped(request: Any, context: Context) -> Any:
             deadlines.serve_until(context.time_remaining())
             try:
-                if isinstance(request, _Malformed):
-                    raise _unreadable()
+                if isinstance(request, _Refused):
+                    raise request.errors.pop()
                 with guard:
                     return await run(request, context)
             except grpc.aio.AbortError:
@@ -349,6 +385,10 @@ def _tolerant(handler: Handler) -> Callable[[bytes], Any] | None:
         except DecodeError:
             if streamed:
                 raise _unreadable() from None
-            return _Malformed()
+            return _Refused([_unreadable()])
+        except HearthError as error:
+            if streamed:
+                raise
+            return _Refused([error.with_traceback(None)])
 
     return tolerant

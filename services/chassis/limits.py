@@ -1,4 +1,4 @@
-"""How much one project may ask of a process: calls a second, for each scope, and streams that are open.
+"""How much one project may ask of a process: calls a second, for each scope, streams that are open, size of a message.
 
 It protects the others: a project that asks too much is told when to come back, and nobody else waits for it. A caller
 of all projects, as another service is, has no limit.
@@ -10,12 +10,25 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Final
 
 from services.chassis.errors import ResourceExhausted
 
 # Projects that are remembered; of more, those that have been quiet for longest are taken for new ones.
 _REMEMBERED = 10_000
 _STREAM_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Of one project: calls a second for each scope, open streams, bytes of a message that it sends. 0 = no limit."""
+
+    rate: float = 0.0
+    streams: int = 0
+    message_bytes: int = 0
+
+
+UNBOUNDED: Final = Quota()
 
 
 @dataclass(slots=True)
@@ -36,43 +49,51 @@ class Bucket:
             return 0.0
         return (1 - self.level) / self.rate
 
+    def change(self, rate: float) -> None:
+        """Fill at another rate from now on; what is there stays, as far as it fits."""
+        self.rate, self.burst = rate, _burst(rate)
+
+
+def _burst(rate: float) -> float:
+    return max(1.0, math.ceil(2 * rate))
+
 
 class Limits:
-    """The limits of one process; 0 is none. Raises `ResourceExhausted` with the time to wait."""
+    """What projects ask of one process. Raises `ResourceExhausted` with the time to wait."""
 
-    def __init__(self, *, rate: float, streams: int, clock: Callable[[], float]) -> None:
-        self._rate = rate
-        self._burst = max(1.0, math.ceil(2 * rate))
-        self._most = streams
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        """`clock`: seconds that never go back."""
         self._clock = clock
         self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
         self._open: dict[str, int] = {}
 
-    def call(self, project: str, scope: str) -> None:
+    def call(self, project: str, scope: str, quota: Quota) -> None:
         """Count a call."""
-        if not self._rate:
+        if not quota.rate:
             return
         now = self._clock()
         key = (project, scope)
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = Bucket(self._rate, self._burst, self._burst, now)
+            bucket = self._buckets[key] = Bucket(quota.rate, _burst(quota.rate), _burst(quota.rate), now)
             if len(self._buckets) > _REMEMBERED:
                 self._buckets.popitem(last=False)
         self._buckets.move_to_end(key)
+        if bucket.rate != quota.rate:
+            bucket.change(quota.rate)
         if wait := bucket.take(now):
             raise ResourceExhausted(
-                f"project {project!r} makes more than {self._rate:g} calls a second that need {scope!r}; slow down",
+                f"project {project!r} makes more than {quota.rate:g} calls a second that need {scope!r}; slow down",
                 reason="OVERLOADED",
                 metadata={"project": project, "scope": scope},
                 retry_after=wait,
             )
 
-    def open_stream(self, project: str) -> None:
+    def open_stream(self, project: str, quota: Quota) -> None:
         """Count a stream that opens; `close_stream` must follow."""
-        if self._most and self._open.get(project, 0) >= self._most:
+        if quota.streams and self._open.get(project, 0) >= quota.streams:
             raise ResourceExhausted(
-                f"project {project!r} has {self._most} streams open at this process; close some",
+                f"project {project!r} has {quota.streams} streams open at this process; close some",
                 reason="OVERLOADED",
                 metadata={"project": project},
                 retry_after=_STREAM_RETRY_SECONDS,

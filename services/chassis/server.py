@@ -191,7 +191,7 @@ async def started(
     Raises `StartupError` when the port is taken, the auth file or a certificate is wrong, and whatever `build`
     raises.
     """
-    tokens = TokenFile(settings.auth_file) if settings.auth_file is not None else None
+    tokens = TokenFile(settings.auth_file, settings.quota) if settings.auth_file is not None else None
     streams = Streams()
     interceptors = [
         TelemetryInterceptor(),
@@ -201,7 +201,7 @@ async def started(
             streams,
             recheck=settings.auth_recheck,
             scopes=scopes,
-            limits=Limits(rate=settings.project_rate, streams=settings.project_streams, clock=time.monotonic),
+            limits=Limits(clock=time.monotonic),
         ),
     ]
     server = grpc.aio.server(interceptors=interceptors, options=list(_options(settings)))

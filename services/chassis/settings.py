@@ -14,8 +14,9 @@ from typing import Literal, NamedTuple, NoReturn, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from hearth.channel import SCHEMES, certificate_name, target
+from hearth.channel import MAX_MESSAGE_BYTES, SCHEMES, certificate_name, target
 from hearth.secret import Secret
+from services.chassis.limits import Quota
 
 PREFIX = "HEARTH_"
 # Exit code of a process that was started wrongly: a supervisor that restarts it would see the same again.
@@ -113,6 +114,12 @@ class ChassisSettings(BaseSettings):
     project_streams: int = Field(
         default=0, ge=0, description="streams that one project may have open at this process; 0 = no limit"
     )
+    project_message_bytes: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_MESSAGE_BYTES,
+        description="size of a message that one project may send; 0 = no limit but the 4 MiB of all messages",
+    )
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["auto", "json", "text"] = Field(
@@ -197,6 +204,11 @@ class ChassisSettings(BaseSettings):
             if wanted and self.tls_certificate_file is None:
                 raise ValueError(f"{PREFIX}{name} needs {PREFIX}TLS_CERTIFICATE_FILE and {PREFIX}TLS_KEY_FILE")
         return self
+
+    @property
+    def quota(self) -> Quota:
+        """What a project may ask of which the auth file says nothing."""
+        return Quota(self.project_rate, self.project_streams, self.project_message_bytes)
 
 
 class PostgresSettings(ChassisSettings):

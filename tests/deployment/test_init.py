@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dotenv import dotenv_values
 
+from hearth.secret import Secret
 from services.chassis.auth import TokenFile
 from services.pool.sealing import parse_keys
 from tests.conftest import StartService
@@ -19,8 +20,8 @@ async def test_secrets_are_made_once_and_are_for_their_owner(tmp_path: Path) -> 
     assert env.stat().st_mode & 0o777 == 0o600
     values = dotenv_values(env)
     known = TokenFile(tokens)
-    service = known.find(values["HEARTH_SERVICE_TOKEN"] or "")
-    operator = known.find(values["HEARTH_OPERATOR_TOKEN"] or "")
+    service = known.find(Secret(values["HEARTH_SERVICE_TOKEN"] or ""))
+    operator = known.find(Secret(values["HEARTH_OPERATOR_TOKEN"] or ""))
     assert service is not None
     assert operator is not None
     assert sorted(service.scopes) == ["internal", "read"]

@@ -42,6 +42,13 @@ class History(history_service_pb2_grpc.HistoryServiceServicer):
         yield history_service_pb2.StreamEventsResponse()
         await asyncio.Event().wait()
 
+    async def AppendStream(
+        self, request_iterator: AsyncIterator[history_service_pb2.AppendStreamRequest], context: Context
+    ) -> AsyncIterator[history_service_pb2.AppendStreamResponse]:
+        async for request in request_iterator:
+            reply = history_service_pb2.AppendReply(number=request.number)
+            yield history_service_pb2.AppendStreamResponse(replies=[reply])
+
 
 class Secured:
     def __init__(self, address: str, file: Path) -> None:
@@ -55,6 +62,10 @@ class Secured:
             for token, (project, scopes) in tokens.items()
         }
         self._file.write_text(json.dumps(entries))
+
+    def write(self, tokens: dict[str, dict[str, Any]]) -> None:
+        """`tokens`: token → entry."""
+        self._file.write_text(json.dumps({hash_token(token): entry for token, entry in tokens.items()}))
 
     def channel(self, token: str) -> grpc.aio.Channel:
         return open_channel(self.address, ChassisSettings(token=Secret(token)))
@@ -205,6 +216,75 @@ async def test_health_and_reflection_need_no_token(secured: Secured) -> None:
         requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
         async for answer in stub.ServerReflectionInfo(iter(requests)):
             assert answer.list_services_response.service
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [(("other", ["read"]), "PROJECT_DENIED"), (("acme", ["run"]), "SCOPE_MISSING"), (None, "TOKEN_INVALID")],
+)
+async def test_a_stream_ends_when_its_token_is_for_another_project_or_scope(
+    secured: Secured, now: tuple[str, list[str]] | None, reason: str
+) -> None:
+    secured.grant({"good": ("acme", ["read"])})
+    async with secured.channel("good") as channel:
+        ending = stream(channel)
+        await ending.read()
+        secured.grant({"good": now} if now is not None else {})
+        async with asyncio.timeout(5):
+            assert (await refusal(ending.read())).reason == reason
+
+
+async def test_a_stream_goes_on_when_its_token_is_for_all_projects_by_then(secured: Secured) -> None:
+    secured.grant({"good": ("acme", ["read"])})
+    async with secured.channel("good") as channel:
+        going_on = stream(channel)
+        await going_on.read()
+        secured.grant({"good": ("*", ["read", "run"])})
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.6):
+                await going_on.read()
+
+
+async def test_a_stream_of_all_projects_ends_when_its_token_is_for_one_by_then(secured: Secured) -> None:
+    secured.grant({"good": ("*", ["read"])})
+    async with secured.channel("good") as channel:
+        ending = stream(channel)
+        await ending.read()
+        secured.grant({"good": ("acme", ["read"])})
+        async with asyncio.timeout(5):
+            assert (await refusal(ending.read())).reason == "PROJECT_DENIED"
+
+
+async def test_a_message_is_as_large_as_its_project_may_send(tmp_path: Path) -> None:
+    async with serving(tmp_path / "tokens.json", project_message_bytes=200) as server:
+        entry = {"name": "n", "project": "acme", "scopes": ["read", "internal"]}
+        tokens = {"one": entry, "every": {**entry, "project": "*"}}
+        server.write(tokens)
+        large = "x" * 300
+        async with server.channel("one") as channel, server.channel("every") as everybody:
+            refused = await refusal(heads(channel, large))
+            assert isinstance(refused, ResourceExhausted)
+            assert (refused.reason, refused.metadata["limit"]) == ("TOO_LARGE", "200")
+            assert refused.retry_after is None
+            assert "200 bytes" in refused.message
+            await heads(everybody, large)
+            await heads(channel)
+            server.write({**tokens, "two": {**entry, "name": "m", "limits": {"message_bytes": 1000}}})
+            assert (await refusal(heads(channel, large))).reason == "PROJECT_DENIED"
+
+
+async def test_a_stream_ends_at_a_message_that_is_too_large_and_keeps_what_came_before(tmp_path: Path) -> None:
+    async with serving(tmp_path / "tokens.json", project_message_bytes=200) as server:
+        server.grant({"one": ("acme", ["internal"])})
+        async with server.channel("one") as channel:
+            call = history_service_pb2_grpc.HistoryServiceStub(channel).AppendStream()
+            await call.write(history_service_pb2.AppendStreamRequest(number=1))
+            answered: Any = await call.read()
+            assert [reply.number for reply in answered.replies] == [1]
+            sets = [history_pb2.AppendSet(session=session_pb2.SessionKey(project="acme", session="x" * 300))]
+            await call.write(history_service_pb2.AppendStreamRequest(number=2, sets=sets))
+            refused = await refusal(call.read())
+            assert (refused.reason, refused.metadata["project"]) == ("TOO_LARGE", "acme")
 
 
 async def test_a_stream_ends_when_its_right_is_taken(secured: Secured) -> None:

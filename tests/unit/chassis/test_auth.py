@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from hearth.secret import Secret
 from services.chassis.auth import ANONYMOUS, Caller, TokenFile, current_caller, hash_token, require_project
 from services.chassis.errors import PermissionDenied
+from services.chassis.limits import Quota
 from services.chassis.settings import StartupError
 
 
@@ -31,30 +33,30 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_token_names_its_caller(file: Path) -> None:
     tokens = TokenFile(file)
-    assert tokens.find("one") == Caller("backend", "acme", frozenset({"read", "run"}))
+    assert tokens.find(Secret("one")) == Caller("backend", "acme", frozenset({"read", "run"}))
     for wrong in ("two", "", "ONE", hash_token("one")):
-        assert tokens.find(wrong) is None
+        assert tokens.find(Secret(wrong)) is None
 
 
 def test_a_change_counts_at_once(file: Path) -> None:
     tokens = TokenFile(file)
     write(file, {"two": ENTRY})
     os.utime(file, ns=(1, 1))
-    assert tokens.find("one") is None
-    assert tokens.find("two") is not None
+    assert tokens.find(Secret("one")) is None
+    assert tokens.find(Secret("two")) is not None
 
 
 def test_a_broken_change_keeps_the_former_tokens(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokens = TokenFile(file)
     file.write_text('{"half')
     with caplog.at_level(logging.ERROR):
-        assert tokens.find("one") is not None
+        assert tokens.find(Secret("one")) is not None
     assert "auth file cannot be read" in caplog.text
     file.unlink()
-    assert tokens.find("one") is not None
+    assert tokens.find(Secret("one")) is not None
     write(file, {"three": ENTRY})
-    assert tokens.find("three") is not None
-    assert tokens.find("one") is None
+    assert tokens.find(Secret("three")) is not None
+    assert tokens.find(Secret("one")) is None
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,10 @@ def test_a_broken_change_keeps_the_former_tokens(file: Path, caplog: pytest.LogC
         (json.dumps({"a" * 64: {"name": "n", "project": "p"}}), "scopes"),
         (json.dumps({"a" * 64: {**ENTRY, "scopes": ["root"]}}), "scopes"),
         (json.dumps({"a" * 64: {**ENTRY, "sope": []}}), "sope"),
+        (json.dumps({"a" * 64: {**ENTRY, "limits": {"rate": -1}}}), "limits.rate"),
+        (json.dumps({"a" * 64: {**ENTRY, "limits": {"message_bytes": 2**23}}}), "limits.message_bytes"),
+        (json.dumps({"a" * 64: {**ENTRY, "limits": {"calls": 1}}}), "limits.calls"),
+        (json.dumps({"a" * 64: {**ENTRY, "project": "*", "limits": {"rate": 1}}}), "all projects"),
     ],
 )
 def test_a_wrong_file_is_refused_at_start(tmp_path: Path, content: str, words: str) -> None:
@@ -95,3 +101,33 @@ def test_a_project_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         assert caught.value.metadata == {"project": "other"}
     finally:
         auth._current.reset(token)
+
+
+def test_limits_are_of_a_project_and_the_smallest_of_its_tokens_counts(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    write(
+        path,
+        {
+            "silent": ENTRY,
+            "wide": {**ENTRY, "limits": {"rate": 50, "message_bytes": 1000}},
+            "narrow": {**ENTRY, "limits": {"rate": 20, "streams": 0, "message_bytes": 0}},
+            "other": {**ENTRY, "project": "other"},
+            "free": {**ENTRY, "project": "free", "limits": {"rate": 0, "streams": 0, "message_bytes": 0}},
+            "all": {**ENTRY, "project": "*"},
+        },
+    )
+    default = Quota(rate=5, streams=7, message_bytes=9)
+    tokens = TokenFile(path, default)
+
+    def quota(token: str) -> Quota:
+        caller = tokens.find(Secret(token))
+        assert caller is not None
+        return caller.quota
+
+    for token in ("silent", "wide", "narrow"):
+        assert quota(token) == Quota(rate=20, streams=0, message_bytes=1000)
+    assert quota("other") == default
+    assert quota("free") == quota("all") == Quota()
+    write(path, {"silent": ENTRY})
+    os.utime(path, ns=(1, 1))
+    assert quota("silent") == default
