@@ -33,4 +33,6 @@ def entry(base_url: str, folder: Path) -> dict[str, Any]:
     binary.chmod(0o755)
     # JSON of strings and numbers is TOML too.
     options = [part for name, value in configuration.items() for part in ("-c", f"{name}={json.dumps(value)}")]
-    return ready("codex", programs=binary.parent, arguments=tuple(options))
+    # A program of its own that panics takes its time with this. What ends at once Codex takes for a command that its
+    # sandbox kept from running, and runs again without it: whether a command runs must not hang on that.
+    return ready("codex", programs=binary.parent, arguments=tuple(options), RUST_BACKTRACE="1")
