@@ -26,7 +26,7 @@ from typing import Self
 import grpc.aio
 
 from hearth.admin import Admin
-from hearth.channel import Token, open_channel, tls_of, token_of
+from hearth.channel import Token, certificate_name, open_channel, tls_of, token_of
 from hearth.errors import answered, read_error
 from hearth.history.v1 import history_pb2, history_service_pb2, history_service_pb2_grpc
 from hearth.paging import CALL_SECONDS, pages
@@ -138,6 +138,14 @@ class Client:
         channel = open_channel(address, token=self._token, tls=self._tls)
         self._channels.append(channel)
         return channel
+
+    def replica(self, address: str) -> grpc.aio.Channel:
+        """A channel to one process of the pool, at an address that `ListReplicas` told. Close it when done."""
+        tls = self._tls
+        if tls is not None and not tls.server_name:
+            # By itself it may be known under a name of the moment, which no certificate holds.
+            tls = dataclasses.replace(tls, server_name=certificate_name(self._addresses.pool))
+        return open_channel(address, token=self._token, tls=tls)
 
     async def send(
         self,

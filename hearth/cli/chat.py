@@ -16,7 +16,8 @@ from rich.markup import escape
 
 from hearth.cli import lines, tracing, words
 from hearth.cli.credentials import bindings
-from hearth.cli.output import POLICY_HELP, addresses, as_dict, err, out, print_json, run, spec_of, token
+from hearth.cli.output import POLICY_HELP, as_dict, err, out, print_json, run, spec_of
+from hearth.cli.reaching import connected
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
 from hearth.cli.standing import Standing
 from hearth.cli.turns import Printer
@@ -78,7 +79,7 @@ async def _chat(
         out.print(
             f"session [bold]{escape(key.session)}[/bold] of project {escape(key.project)}; /help, an empty line leaves"
         )
-    async with Client(addresses(root), token=token()) as client:
+    async with connected(root) as client:
         await _Chat(client, key, spec, files, root, json=json).run()
 
 

@@ -12,7 +12,8 @@ from rich.markup import escape
 
 from hearth.cli import words
 from hearth.cli.lines import answer_json
-from hearth.cli.output import Exit, addresses, as_dict, fail, out, print_json, run, token
+from hearth.cli.output import Exit, as_dict, fail, out, print_json, run
+from hearth.cli.reaching import connected
 from hearth.cli.sessions import DEFAULT_PROJECT, Project, Session
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
 from hearth.client import Client, decided, session_key, told
@@ -44,7 +45,7 @@ def stop(
 
     async def work() -> control_pb2.Command:
         key = session_key(project, session)
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             meant = execution or (await client.get_session(key)).execution.execution_id
             epoch = 0 if meant else (await client.get_session(key)).epoch
             command = await client.stop(key, execution_id=meant, seen_epoch=epoch)
@@ -72,7 +73,7 @@ def kill(session: Session, project: Project = DEFAULT_PROJECT, root: Root = DEFA
     be used again; its next turn is a cold one."""
 
     async def work() -> control_pb2.Session:
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return await client.kill(session_key(project, session))
 
     found = run(work())
@@ -92,7 +93,7 @@ def gates(
     """List what agents ask: permissions, questions, and tools whose result you give."""
 
     async def work() -> list[tuple[session_pb2.SessionKey, control_pb2.Interaction]]:
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             keys = [session_key(project, session)] if session else [key async for key in _asking(client, project)]
             return [
                 (key, found) for key in keys async for found in client.interactions(key, pending_only=not everything)
@@ -135,7 +136,7 @@ def answer(
 
     async def work() -> session_service_pb2.AnswerInteractionsResponse:
         key = session_key(project, session)
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             asked = {found.interaction_id: found.request async for found in client.interactions(key)}
             chosen = list(asked) if everything else chosen_of(interaction, list(asked))
             if not chosen:
@@ -172,7 +173,7 @@ def sessions(
     """List sessions, or show one: what runs, what waits, who holds it."""
 
     async def work() -> list[control_pb2.Session]:
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             if session:
                 return [await client.get_session(session_key(project, session))]
             found: list[control_pb2.Session] = []

@@ -13,9 +13,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from hearth.cli.output import addresses, as_dict, fail, out, print_json, run, token
+from hearth.cli.output import as_dict, fail, out, print_json, run
+from hearth.cli.reaching import connected
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
-from hearth.client import Client
 from hearth.paging import CALL_SECONDS, pages
 from hearth.session.v1 import session_pb2 as control_pb2
 from hearth.session.v1 import session_service_pb2 as calls
@@ -57,7 +57,7 @@ def put(
         request.expires_at.FromDatetime(datetime.now(UTC) + timedelta(hours=expires_in))
 
     async def work() -> control_pb2.Credential:
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return (await client.sessions.PutCredential(request, timeout=CALL_SECONDS)).credential
 
     stored = run(work())
@@ -73,7 +73,7 @@ def list_(project: Project = DEFAULT_PROJECT, root: Root = DEFAULT_ROOT, json: J
 
     async def work() -> list[control_pb2.Credential]:
         request = calls.ListCredentialsRequest(project=project, page_size=PAGE)
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return [
                 found async for page in pages(client.sessions.ListCredentials, request) for found in page.credentials
             ]
@@ -94,7 +94,7 @@ def delete(name: Name, project: Project = DEFAULT_PROJECT, root: Root = DEFAULT_
     request = calls.DeleteCredentialRequest(project=project, request_id=str(uuid.uuid4()), name=name)
 
     async def work() -> None:
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             await client.sessions.DeleteCredential(request, timeout=CALL_SECONDS)
 
     run(work())

@@ -56,13 +56,15 @@ class Picture:
     """What the services answered; None where they did not, or where the caller may not ask.
 
     `kept` are the ids of the sandboxes in which the answering replica had an agent when the sandboxes were listed.
-    `unchecked` names what was refused, with the reason; `open_to_all`: calls without a token are answered.
+    `encrypted`: all was asked over TLS. `unchecked` names what was refused, with the reason; `open_to_all`: calls
+    without a token are answered.
     """
 
     services: Sequence[Service]
     own_version: str
     has_token: bool = False
     open_to_all: bool = False
+    encrypted: bool = False
     usage: sandbox_service_pb2.GetUsageResponse | None = None
     sandboxes: Sequence[sandbox_pb2.Sandbox] | None = None
     reconciled: sandbox_service_pb2.ReconcileResponse | None = None
@@ -133,11 +135,11 @@ def _of_access(picture: Picture) -> Iterator[Finding]:
             f"no authentication, and {', '.join(far)} is not of this machine only",
             "set HEARTH_AUTH_FILE for every service",
         )
-    if far and picture.has_token:
+    if far and picture.has_token and not picture.encrypted:
         yield Finding(
             "access",
             f"the token went unencrypted to {', '.join(far)}",
-            "reach the services through an encrypted network, or a proxy that ends TLS beside them",
+            "give the services certificates and set HEARTH_TLS_CA_FILE, or reach them through an encrypted network",
         )
 
 

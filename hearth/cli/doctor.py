@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import grpc
@@ -17,15 +18,18 @@ from rich.markup import escape
 from hearth.channel import open_channel
 from hearth.cli import words
 from hearth.cli.diagnosis import NO_ANSWER, NOT_SERVING, SERVING, Finding, Picture, Service, findings, notes
-from hearth.cli.output import addresses, as_dict, err, out, print_json, run, token
+from hearth.cli.output import as_dict, err, out, print_json, run
 from hearth.cli.pool import all_entries, all_replicas, share
+from hearth.cli.reaching import addresses, connected, tls, token
 from hearth.cli.sandboxes import PAGE, sandboxes
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
-from hearth.client import Addresses, Client
+from hearth.cli.words import tls_hint
+from hearth.client import Client
 from hearth.errors import FAILED_CALLS, read_error
 from hearth.paging import CALL_SECONDS
 from hearth.pool.v1 import pool_pb2, pool_service_pb2, pool_service_pb2_grpc
 from hearth.sandbox.v1 import sandbox_service_pb2
+from hearth.tls import Tls
 from hearth.version import VERSION_KEY, version
 
 GOOD, FOUND, SILENT = 0, 1, 2
@@ -68,7 +72,7 @@ def doctor(
         from hearth.cli import live_daytona
 
         raise typer.Exit(live_daytona.check(max_minutes=max_minutes, json=json))
-    picture = run(_look(addresses(root), token()))
+    picture = run(_look(root))
     found = findings(picture)
     if json:
         print_json(_as_json(picture, found))
@@ -79,14 +83,15 @@ def doctor(
     raise typer.Exit(FOUND if found else GOOD)
 
 
-async def _look(where: Addresses, bearer: str) -> Picture:
+async def _look(root: Path) -> Picture:
+    where, bearer, how, caller = addresses(root), token(), tls(root), connected(root)
     services = await asyncio.gather(
-        *(_service(name, getattr(where, name)) for name in ("pool", "history", "relay", "sandbox"))
+        *(_service(name, getattr(where, name), how) for name in ("pool", "history", "relay", "sandbox"))
     )
-    picture = Picture(services, version(), has_token=bool(bearer))
+    picture = Picture(services, version(), has_token=bool(bearer), encrypted=how is not None)
     up = {service.name for service in services if service.state != NO_ANSWER}
     unchecked: dict[str, str] = {}
-    async with Client(where, token=bearer) as client:
+    async with caller as client:
         if "pool" in up:
             await _ask_pool(client, picture, unchecked)
         if "sandbox" in up:
@@ -95,20 +100,22 @@ async def _look(where: Addresses, bearer: str) -> Picture:
             # Asked on both sides of the listing of sandboxes: an agent that came or went meanwhile is no leak.
             kept = await _asked("entries", unchecked, lambda: _kept(client))
             picture.kept = picture.kept | (kept or frozenset())
-    picture.open_to_all = picture.stats is not None and await _open_to_all(where.pool, bearer)
+    picture.open_to_all = picture.stats is not None and await _open_to_all(where.pool, bearer, how)
     picture.unchecked = unchecked
     return picture
 
 
-async def _service(name: str, address: str) -> Service:
+async def _service(name: str, address: str, how: Tls | None) -> Service:
     started = time.monotonic()
-    async with open_channel(address, options=(("grpc.enable_retries", 0),)) as channel:
+    async with open_channel(address, tls=how, options=(("grpc.enable_retries", 0),)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         call = stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_SECONDS)
         try:
             answer = await call
         except grpc.aio.AioRpcError as error:
-            return Service(name, address, NO_ANSWER, detail=error.details() or error.code().name)
+            detail = error.details() or error.code().name
+            hint = tls_hint(detail)
+            return Service(name, address, NO_ANSWER, detail=f"{detail}; {hint}" if hint else detail)
         milliseconds = round((time.monotonic() - started) * 1000, 1)
         told = dict(await call.trailing_metadata() or ()).get(VERSION_KEY, "")
         told = told if isinstance(told, str) else ""
@@ -171,11 +178,11 @@ async def _asked(what: str, unchecked: dict[str, str], ask: Callable[[], Awaitab
         raise
 
 
-async def _open_to_all(address: str, bearer: str) -> bool:
+async def _open_to_all(address: str, bearer: str, how: Tls | None) -> bool:
     """Whether an operator's question is answered without a token."""
     if not bearer:
         return True
-    async with open_channel(address) as channel:
+    async with open_channel(address, tls=how) as channel:
         stub = pool_service_pb2_grpc.PoolServiceStub(channel)
         try:
             await stub.GetPoolStats(pool_service_pb2.GetPoolStatsRequest(), timeout=CALL_SECONDS)

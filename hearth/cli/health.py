@@ -15,6 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hearth.channel import open_channel
 from hearth.cli.output import Exit, fail, out, print_json
 from hearth.cli.stack import Json
+from hearth.cli.words import tls_hint
+from hearth.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, SERVER_NAME, Tls
 from hearth.version import VERSION_KEY
 
 _LISTEN = "HEARTH_LISTEN"
@@ -33,20 +35,32 @@ def health(
         str, typer.Option(help="a gRPC service, or what the process depends on, as `postgres`; none: the whole of it")
     ] = "",
     tls_ca: Annotated[
-        Path | None, typer.Option(envvar="HEARTH_TLS_CA_FILE", exists=True, dir_okay=False, help="roots for TLS, PEM")
+        Path | None, typer.Option(envvar=CA_FILE, exists=True, dir_okay=False, help="roots for TLS, PEM")
     ] = None,
-    server_name: Annotated[str, typer.Option(help="name in the certificate, where it is not the host")] = "",
+    tls_certificate: Annotated[
+        Path | None,
+        typer.Option(envvar=CERTIFICATE_FILE, exists=True, dir_okay=False, help="shown to who asks for one, PEM"),
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(envvar=KEY_FILE, exists=True, dir_okay=False, help="its key")] = None,
+    server_name: Annotated[
+        str, typer.Option(envvar=SERVER_NAME, help="name in the certificate, where it is not the host")
+    ] = "",
     seconds: Annotated[float, typer.Option(min=0.1, help="how long to wait for the answer")] = 3.0,
     json: Json = False,
 ) -> None:
     """Ask a service whether it serves. Exit code 0: it does; 1: it answers, and does not; 3: no answer."""
     where = address or _own_address()
     try:
-        status, version = asyncio.run(_asked(where, service, tls_ca, server_name, seconds))
+        tls = None
+        if tls_ca is not None:
+            tls = Tls.of_files(tls_ca, certificate_file=tls_certificate, key_file=tls_key, server_name=server_name)
+        status, version = asyncio.run(_asked(where, service, tls, seconds))
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             fail(f"{where} knows no {service!r}", Exit.USAGE)
-        fail(f"{where} does not answer: {error.code().name} {error.details()}", Exit.UNREACHABLE)
+        hint = tls_hint(error.details() or "")
+        told = f"{where} does not answer: {error.code().name} {error.details()}"
+        fail(f"{told}\n  {hint}" if hint else told, Exit.UNREACHABLE)
     except ValueError as error:
         fail(str(error), Exit.USAGE)
     if json:
@@ -65,11 +79,9 @@ def _own_address() -> str:
     return f"{_EVERYWHERE.get(host, host)}:{port}"
 
 
-async def _asked(address: str, service: str, tls_ca: Path | None, server_name: str, seconds: float) -> tuple[str, str]:
+async def _asked(address: str, service: str, tls: Tls | None, seconds: float) -> tuple[str, str]:
     """Status and version. Raises AioRpcError, and ValueError for what is no address."""
-    roots = tls_ca.read_bytes() if tls_ca is not None else None
-    options = [("grpc.ssl_target_name_override", server_name)] if server_name else []
-    async with open_channel(address, root_certificates=roots, options=options) as channel:
+    async with open_channel(address, tls=tls) as channel:
         call = health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(service=service), timeout=seconds
         )

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import enum
 import json
-import os
 import sys
 from collections.abc import Coroutine, Sequence
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import grpc.aio
@@ -19,8 +17,7 @@ from google.protobuf.message import Message
 from rich.console import Console
 from rich.markup import escape
 
-from hearth.client import Addresses
-from hearth.embedded.records import StackRecord
+from hearth.cli.words import tls_hint
 from hearth.errors import FAILED_CALLS, CallError, read_error
 from hearth.session.v1 import session_pb2 as control_pb2
 
@@ -40,18 +37,6 @@ class Exit(enum.IntEnum):
     USAGE = 2  # the command itself is wrong
     UNREACHABLE = 3  # no service answers, or one is not ready; trying again may help
     REFUSED = 4  # a service answered and refused; its reason says what to change
-
-
-def addresses(root: Path) -> Addresses:
-    """Where the services are: the environment, else the stack below `root`, else the standard ports."""
-    record = StackRecord.load(root / "stack.json") or StackRecord()
-    default = Addresses()
-
-    def of(name: str) -> str:
-        started = record.pool_address if name == "pool" else record.address(name)
-        return os.environ.get(f"HEARTH_{name.upper()}_ADDRESS") or started or str(getattr(default, name))
-
-    return Addresses(pool=of("pool"), history=of("history"), relay=of("relay"), sandbox=of("sandbox"))
 
 
 PERMISSIONS = {
@@ -91,11 +76,6 @@ def spec_of(
     return control_pb2.SessionSpec(agent=agent, permissions=policy, credentials=credentials)
 
 
-def token() -> str:
-    """Bearer token of the user, from HEARTH_TOKEN."""
-    return os.environ.get("HEARTH_TOKEN", "")
-
-
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a command to its end; what a service answered becomes a message and an exit code."""
     try:
@@ -114,7 +94,8 @@ def fail_call(error: CallError) -> NoReturn:
         err.print(f"  [yellow]{escape(field)}[/yellow] {escape(description)}", soft_wrap=True)
     unreachable = error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     if unreachable and not error.reason:
-        err.print("  is a stack running? `hearth status` tells, `hearth up` starts one")
+        hint = tls_hint(error.message) or "is a stack running? `hearth status` tells, `hearth up` starts one"
+        err.print(f"  {escape(hint)}", soft_wrap=True)
     raise typer.Exit(Exit.UNREACHABLE if unreachable else Exit.REFUSED)
 
 

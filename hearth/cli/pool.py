@@ -14,9 +14,9 @@ import grpc.aio
 import typer
 from rich.markup import escape
 
-from hearth.channel import open_channel
 from hearth.cli import words
-from hearth.cli.output import addresses, as_dict, err, out, print_json, run, token
+from hearth.cli.output import as_dict, err, out, print_json, run
+from hearth.cli.reaching import connected
 from hearth.cli.sessions import DEFAULT_PROJECT, Project, Session
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
 from hearth.client import Client, session_key
@@ -43,7 +43,7 @@ def entries(root: Root = DEFAULT_ROOT, json: Json = False) -> None:
     """List the live agents of all replicas, of each one least recently used first."""
 
     async def work() -> list[pool_pb2.Entry]:
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return [entry async for entry in all_entries(client)]
 
     found = run(work())
@@ -65,7 +65,7 @@ def evict(session: Session, project: Project = DEFAULT_PROJECT, root: Root = DEF
 
     async def work() -> None:
         key = session_key(project, session)
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             holder = (await client.get_session(key)).holder
             async with one_replica(client, holder) as pools:
                 await pools.EvictEntry(
@@ -85,7 +85,7 @@ def replicas(root: Root = DEFAULT_ROOT, json: Json = False) -> None:
     """List the pool processes that beat lately."""
 
     async def work() -> list[pool_pb2.Replica]:
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return [replica async for replica in all_replicas(client)]
 
     found = run(work())
@@ -122,7 +122,7 @@ def drain(
     """
 
     async def work() -> int:
-        async with Client(addresses(root), token=token()) as client, one_replica(client, holder) as pools:
+        async with connected(root) as client, one_replica(client, holder) as pools:
             while True:
                 # Repeating the call is safe and tells what is left to do.
                 answer = await pools.DrainReplica(
@@ -145,7 +145,7 @@ def stats(root: Root = DEFAULT_ROOT, json: Json = False) -> None:
     """Show how turns of the replica that answers were got since it started, and why some were not warm."""
 
     async def work() -> pool_service_pb2.GetPoolStatsResponse:
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return await client.pools.GetPoolStats(pool_service_pb2.GetPoolStatsRequest(), timeout=CALL_SECONDS)
 
     found = run(work())
@@ -174,7 +174,7 @@ async def one_replica(client: Client, holder: str) -> AsyncIterator[pool_service
     if not address or len(found) == 1:
         yield client.pools
         return
-    async with open_channel(address, token=token()) as channel:
+    async with client.replica(address) as channel:
         yield pool_service_pb2_grpc.PoolServiceStub(channel)
 
 

@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 
 from hearth.cli import words
-from hearth.cli.output import addresses, as_dict, out, print_json, run, token
+from hearth.cli.output import as_dict, out, print_json, run
+from hearth.cli.reaching import connected
 from hearth.cli.sessions import DEFAULT_PROJECT, Project, Session
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
 from hearth.client import Client, session_key
@@ -36,7 +37,7 @@ def list_(session: Session, project: Project = DEFAULT_PROJECT, root: Root = DEF
 
     async def work() -> tuple[control_pb2.Session, list[control_pb2.Input]]:
         key = session_key(project, session)
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return await client.get_session(key), [found async for found in client.inputs(key)]
 
     shown, found = run(work())
@@ -68,7 +69,7 @@ def remove(
 
     async def work() -> control_pb2.Input:
         key = session_key(project, session)
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return await client.remove_input(key, await _meant(client, key, input_id))
 
     found = run(work())
@@ -91,7 +92,7 @@ def edit(
 
     async def work() -> control_pb2.Input:
         key = session_key(project, session)
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return await client.update_input(key, await _meant(client, key, input_id), text)
 
     found = run(work())
@@ -113,7 +114,7 @@ def now(
 
     async def work() -> session_service_pb2.SendInputNowResponse:
         key = session_key(project, session)
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return await client.send_now(key, await _meant(client, key, input_id))
 
     answer = run(work())
@@ -132,7 +133,7 @@ def resume(session: Session, project: Project = DEFAULT_PROJECT, root: Root = DE
     """Let a queue go on that a Stop or a failed turn has paused."""
 
     async def work() -> session_service_pb2.ResumeQueueResponse:
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return await client.resume_queue(session_key(project, session))
 
     answer = run(work())

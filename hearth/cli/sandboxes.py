@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 
 from hearth.cli import words
-from hearth.cli.output import Exit, addresses, as_dict, err, out, print_json, run, token
+from hearth.cli.output import Exit, as_dict, err, out, print_json, run
+from hearth.cli.reaching import connected
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
 from hearth.client import Client
 from hearth.paging import CALL_SECONDS, pages
@@ -50,7 +51,7 @@ def list_(
     )
 
     async def work() -> list[sandbox_pb2.Sandbox]:
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return [found async for found in sandboxes(client, request)]
 
     found = run(work())
@@ -71,7 +72,7 @@ def show(sandbox: SandboxId, root: Root = DEFAULT_ROOT, json: Json = False) -> N
     """Show everything that is known of one sandbox."""
 
     async def work() -> sandbox_pb2.Sandbox:
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             answer = await client.sandboxes.GetSandbox(
                 sandbox_service_pb2.GetSandboxRequest(sandbox_id=sandbox), timeout=CALL_SECONDS
             )
@@ -92,7 +93,7 @@ def delete(sandbox: SandboxId, root: Root = DEFAULT_ROOT, json: Json = False) ->
     """
 
     async def work() -> sandbox_service_pb2.DeleteSandboxResponse:
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return await client.sandboxes.DeleteSandbox(
                 sandbox_service_pb2.DeleteSandboxRequest(sandbox_id=sandbox), timeout=DELETE_SECONDS
             )
@@ -123,7 +124,7 @@ def reap(
     """
 
     async def work() -> sandbox_service_pb2.ReconcileResponse:
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return await client.sandboxes.Reconcile(
                 sandbox_service_pb2.ReconcileRequest(confirm_unknown=yes), timeout=DELETE_SECONDS
             )
@@ -154,7 +155,7 @@ def usage(project: Project = "", root: Root = DEFAULT_ROOT, json: Json = False) 
     """Show time and money per provider and tier, what an hour costs now and at worst, warm slots and orphans."""
 
     async def work() -> sandbox_service_pb2.GetUsageResponse:
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             return await client.sandboxes.GetUsage(
                 sandbox_service_pb2.GetUsageRequest(project=project), timeout=CALL_SECONDS
             )

@@ -11,10 +11,11 @@ from rich.markup import escape
 from hearth.cli import tracing
 from hearth.cli.chat import Attach, Credential, attached
 from hearth.cli.credentials import bindings
-from hearth.cli.output import POLICY_HELP, Exit, addresses, as_dict, out, print_json, run, spec_of, token
+from hearth.cli.output import POLICY_HELP, Exit, as_dict, out, print_json, run, spec_of
+from hearth.cli.reaching import connected
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
 from hearth.cli.turns import asking, follow_turn
-from hearth.client import Client, session_key, text_content
+from hearth.client import session_key, text_content
 from hearth.history.v1 import history_pb2  # noqa: F401 - registers the messages that JSON output needs
 from hearth.reducer import is_ending, text_of
 from hearth.relay.v1 import relay_pb2
@@ -54,7 +55,7 @@ def send(
 
     async def work() -> int:
         key = session_key(project, session)
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             head = (await client.head(key)).head if wait else None
             content = [*text_content(text), *await attached(client, key, attach)]
             with tracing.sending(root, "send"):
@@ -94,7 +95,7 @@ def watch(
 
     async def work() -> None:
         cursor = session_pb2.Cursor(sequence=after) if after else None
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             items = client.watch(session_key(project, session), after=cursor, tail=tail, events_only=events_only)
             live = False
             async for item in items:
@@ -121,7 +122,7 @@ def history(
 
     async def work() -> None:
         cursor = session_pb2.Cursor(sequence=after) if after else None
-        async with Client(addresses(root), token=token()) as client:
+        async with connected(root) as client:
             async for item in client.history(session_key(project, session), after=cursor):
                 if json:
                     print_json(as_dict(item))

@@ -12,8 +12,9 @@ import typer
 from rich.table import Table
 
 from hearth.cli.output import Exit, fail, out, print_json, run, say
-from hearth.embedded.records import StackRecord
+from hearth.embedded.records import StackRecord, TlsFiles
 from hearth.embedded.stack import DEFAULT_PORTS, Component, Stack, StackError, StackOptions
+from hearth.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 Root = Annotated[Path, typer.Option(envvar="HEARTH_ROOT", help="directory of the stack")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout instead of text")]
@@ -40,11 +41,18 @@ def up(
     sandbox_port: Annotated[int, _port("sandbox")] = DEFAULT_PORTS["sandbox"],
     pools: Annotated[int, typer.Option(min=1, help="replicas of the pool; those after the first take free ports")] = 1,
     agent: Annotated[str, typer.Option(help=f"command of an ACP agent, known as `{AGENT_NAME}` from then on")] = "",
+    tls: Annotated[
+        bool, typer.Option("--tls", help="the services speak TLS, with certificates of an authority of the stack")
+    ] = False,
+    mtls: Annotated[
+        bool, typer.Option("--mtls", help="the same, and callers must show a certificate of that authority")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Start Postgres, Valkey and the four services, and wait until they serve.
 
-    HEARTH_POSTGRES_DSN and HEARTH_VALKEY_URL make it use those servers instead of its own.
+    HEARTH_POSTGRES_DSN and HEARTH_VALKEY_URL make it use those servers instead of its own,
+    HEARTH_TLS_CERTIFICATE_FILE, HEARTH_TLS_KEY_FILE and HEARTH_TLS_CA_FILE certificates that are there.
     """
     options = StackOptions(
         root=root,
@@ -53,19 +61,23 @@ def up(
         valkey_url=os.environ.get("HEARTH_VALKEY_URL", ""),
         agents={AGENT_NAME: shlex.split(agent)} if agent else {},
         pools=pools,
+        tls="mutual" if mtls else "own" if tls else _tls_given(),
     )
     stack = Stack(options)
     try:
         started = run(stack.up(say))
+        components = run(stack.status())
     except StackError as error:
         fail(str(error))
-    components = run(stack.status())
+    record = stack.record() or StackRecord()
     if json:
-        print_json({"started": started, "components": [dataclasses.asdict(part) for part in components]})
+        parts = [dataclasses.asdict(part) for part in components]
+        files = dataclasses.asdict(record.tls) if record.tls is not None else None
+        print_json({"started": started, "components": parts, "tls": files})
         return
     out.print("[green]Hearth runs.[/green]" if started else "Hearth [green]runs already[/green].")
     _print_components(components)
-    _print_first_steps(stack.record() or StackRecord())
+    _print_first_steps(record)
 
 
 def down(root: Root = DEFAULT_ROOT, json: Json = False) -> None:
@@ -82,7 +94,10 @@ def down(root: Root = DEFAULT_ROOT, json: Json = False) -> None:
 
 def status(root: Root = DEFAULT_ROOT, json: Json = False) -> None:
     """Show what runs. Exit code 0 when all four services serve, else 3."""
-    components = run(Stack(StackOptions(root=root)).status())
+    try:
+        components = run(Stack(StackOptions(root=root)).status())
+    except StackError as error:
+        fail(str(error))
     if json:
         print_json({"components": [dataclasses.asdict(part) for part in components]})
     else:
@@ -105,11 +120,34 @@ def _print_first_steps(record: StackRecord) -> None:
     pool, relay = record.address("pool"), record.address("relay")
     session = '"session": {"project": "demo", "session": "first"}'
     send = f'{{{session}, "request_id": "r1", "content": [{{"text": {{"text": "hello"}}}}]}}'
+    how = _grpcurl_options(record.tls)
     out.print("\nTry it with grpcurl:")
     for line in (
-        f"grpcurl -plaintext {pool} list",
-        f"grpcurl -plaintext -d '{send}' {pool} hearth.session.v1.SessionService/SendInput",
-        f"grpcurl -plaintext -d '{{{session}}}' {relay} hearth.relay.v1.RelayService/Subscribe",
+        f"grpcurl {how} {pool} list",
+        f"grpcurl {how} -d '{send}' {pool} hearth.session.v1.SessionService/SendInput",
+        f"grpcurl {how} -d '{{{session}}}' {relay} hearth.relay.v1.RelayService/Subscribe",
     ):
         out.print(f"  {line}", soft_wrap=True, markup=False)
+    if record.tls is not None:
+        out.print("and with programs of yours:")
+        for name, value in record.tls.caller_environment().items():
+            out.print(f"  export {name}={shlex.quote(value)}", soft_wrap=True, markup=False)
     out.print("or talk to the agent: [bold]hearth chat[/bold]")
+
+
+def _grpcurl_options(tls: TlsFiles | None) -> str:
+    if tls is None:
+        return "-plaintext"
+    options = ["-cacert", tls.ca]
+    if tls.client_ca:
+        options += ["-cert", tls.certificate, "-key", tls.key]
+    if tls.server_name:
+        options += ["-servername", tls.server_name]
+    return shlex.join(options)
+
+
+def _tls_given() -> TlsFiles | None:
+    found = TlsFiles.of_environment(os.environ)
+    if found is not None and not (found.ca and found.key):
+        fail(f"{CERTIFICATE_FILE} needs {KEY_FILE} and {CA_FILE}, for what calls the services", Exit.USAGE)
+    return found

@@ -129,3 +129,21 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole: Itera
     for row in rows:
         made.add_row(*(escape(cell) for cell in row))
     return made
+
+
+def tls_hint(message: str) -> str:
+    """What may be wrong with TLS when a call got no connection, by what gRPC says of it; empty when that is not it."""
+    if "WRONG_VERSION_NUMBER" in message:
+        return "the service speaks no TLS: unset HEARTH_TLS_CA_FILE, or give it a certificate"
+    if "Hostname Verification" in message:
+        return "its certificate is for another name: call it by one that it holds, or set HEARTH_TLS_SERVER_NAME"
+    if "certificate has expired" in message:
+        return "its certificate has ended: put a new one in its place, the service reads it by itself"
+    if "CERTIFICATE_VERIFY_FAILED" in message:
+        return "its certificate is not signed by the roots in HEARTH_TLS_CA_FILE: set it to the right ones"
+    if "Socket closed" in message or "Connection reset" in message or "CERTIFICATE_REQUIRED" in message:
+        return (
+            "it ended the connection: if it speaks TLS, set HEARTH_TLS_CA_FILE to its roots; if it asks who calls, also"
+            " HEARTH_TLS_CERTIFICATE_FILE and HEARTH_TLS_KEY_FILE"
+        )
+    return ""

@@ -10,10 +10,13 @@ import dataclasses
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from hearth.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, SERVER_NAME, Tls
 
 FORMAT = 1
 
@@ -46,14 +49,60 @@ class ProcessRecord:
         return process
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What the services of a stack speak TLS with: absolute paths of PEM files. `certificate` and `key` are for them
+    and for who calls them; with `client_ca` callers must show one that it signed."""
+
+    ca: str
+    certificate: str
+    key: str
+    client_ca: str = ""
+    server_name: str = ""
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str]) -> TlsFiles | None:
+        """Those that the environment gives to services; None when it gives them no certificate."""
+        names = ("CA_FILE", "CERTIFICATE_FILE", "KEY_FILE", "CLIENT_CA_FILE")
+        files = [environment.get(f"HEARTH_TLS_{name}", "") for name in names]
+        if not files[1]:
+            return None
+        ca, certificate, key, client_ca = (str(Path(file).absolute()) if file else "" for file in files)
+        return cls(ca, certificate, key, client_ca, environment.get(SERVER_NAME, ""))
+
+    def environment(self) -> dict[str, str]:
+        """The settings of a service."""
+        return {
+            CA_FILE: self.ca,
+            CERTIFICATE_FILE: self.certificate,
+            KEY_FILE: self.key,
+            "HEARTH_TLS_CLIENT_CA_FILE": self.client_ca,
+            SERVER_NAME: self.server_name,
+        }
+
+    def caller_environment(self) -> dict[str, str]:
+        """What tells a program how to call them, see `Tls.from_environment`."""
+        given = {CA_FILE: self.ca, SERVER_NAME: self.server_name}
+        if self.client_ca:
+            given |= {CERTIFICATE_FILE: self.certificate, KEY_FILE: self.key}
+        return {name: value for name, value in given.items() if value}
+
+    def read(self) -> Tls:
+        """How to call the services; raises `TlsError`."""
+        found = Tls.from_environment(self.caller_environment())
+        assert found is not None
+        return found
+
+
 @dataclasses.dataclass(slots=True)
 class StackRecord:
-    """A stack as it was started: its processes by name, and how to reach its stores."""
+    """A stack as it was started: its processes by name, how to reach its stores, and how its services speak TLS."""
 
     processes: dict[str, ProcessRecord] = dataclasses.field(default_factory=dict)
     postgres_dsn: str = ""
     valkey_url: str = ""
     agents: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    tls: TlsFiles | None = None
 
     def address(self, name: str) -> str:
         """host:port of a service; empty when it was not started."""
@@ -85,7 +134,8 @@ class StackRecord:
         if content.get("format") != FORMAT:
             return None
         processes = {entry["name"]: ProcessRecord(**entry) for entry in content["processes"]}
-        return cls(processes, content["postgres_dsn"], content["valkey_url"], content["agents"])
+        tls = TlsFiles(**content["tls"]) if content.get("tls") else None
+        return cls(processes, content["postgres_dsn"], content["valkey_url"], content["agents"], tls)
 
     def save(self, path: Path) -> None:
         """Write the record so that a reader sees the old one or the new one, never half of it."""
@@ -95,6 +145,7 @@ class StackRecord:
             "postgres_dsn": self.postgres_dsn,
             "valkey_url": self.valkey_url,
             "agents": self.agents,
+            "tls": dataclasses.asdict(self.tls) if self.tls is not None else None,
         }
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         with os.fdopen(handle, "w") as file:

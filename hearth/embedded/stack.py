@@ -19,16 +19,20 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import grpc.aio
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from hearth.embedded import daemons
+from hearth.channel import channel_of
+from hearth.embedded import certificates, daemons
+from hearth.embedded.certificates import files_below
 from hearth.embedded.daemons import EmbeddedError
 from hearth.embedded.postgres import EmbeddedPostgres
-from hearth.embedded.records import ProcessRecord, StackRecord
+from hearth.embedded.records import ProcessRecord, StackRecord, TlsFiles
 from hearth.embedded.valkey import EmbeddedValkey
+from hearth.tls import Tls, TlsError
 
 SERVICES = ("history", "sandbox", "relay", "pool")
 DEFAULT_PORTS = {"pool": 7400, "history": 7401, "relay": 7402, "sandbox": 7403}
@@ -59,6 +63,9 @@ class StackOptions:
     agents: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pools: int = 1
+    # `own` makes certificates below `root`, `mutual` also asks callers for one of them; paths are those of the user.
+    # Without, the services speak what they spoke when they were started last.
+    tls: Literal["own", "mutual"] | TlsFiles | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,6 +103,7 @@ class Stack:
         with self._exclusive():
             record = self.record() or StackRecord()
             alive = {name for name, process in record.processes.items() if process.process() is not None}
+            self._settle_tls(record, alive)
             if alive >= {*self._embedded(), *self._services()} and await self._serving(record):
                 return False
             crashed = sorted(set(record.processes) - alive)
@@ -142,6 +150,7 @@ class Stack:
     async def status(self) -> list[Component]:
         """Every part as it is now, stores first."""
         record = self.record() or StackRecord()
+        tls = _tls_of(record)
         components = []
         for name, url in (("postgres", record.postgres_dsn), ("valkey", record.valkey_url)):
             entry = record.processes.get(name)
@@ -155,7 +164,7 @@ class Stack:
             if entry is None or entry.process() is None:
                 components.append(Component(name, "stopped", entry.address if entry is not None else "", None))
                 continue
-            state = "serving" if await is_serving(entry.address) else "not serving"
+            state = "serving" if await is_serving(entry.address, tls) else "not serving"
             components.append(Component(name, state, entry.address, entry.pid, entry.metrics))
         return components
 
@@ -190,8 +199,19 @@ class Stack:
             raise StackError("the running stack does not know this agent; run `hearth down` first")
         record.agents = {name: list(command) for name, command in wanted.items()}
 
+    def _settle_tls(self, record: StackRecord, alive: set[str]) -> None:
+        """What is asked for counts from now on; certificates of the stack itself are there, and do not end soon."""
+        own = files_below(self.root, ask_callers=self.options.tls == "mutual")
+        wanted = own if isinstance(self.options.tls, str) else self.options.tls or record.tls
+        if alive & {*SERVICES, *record.pools} and wanted != record.tls:
+            raise StackError("the running stack was started with other TLS; run `hearth down` first")
+        record.tls = wanted
+        if wanted is not None and wanted.ca == own.ca:
+            certificates.ensure(self.root)
+
     async def _serving(self, record: StackRecord) -> bool:
-        answers = await asyncio.gather(*(is_serving(record.address(name)) for name in self._services()))
+        tls = _tls_of(record)
+        answers = await asyncio.gather(*(is_serving(record.address(name), tls) for name in self._services()))
         return all(answers)
 
     async def _start_stores(self, record: StackRecord, started: list[str], say: Say) -> None:
@@ -226,7 +246,8 @@ class Stack:
                 metrics = _content(self._metrics_file(name))
                 record.processes[name] = dataclasses.replace(record.processes[name], address=address, metrics=metrics)
                 record.save(self._record_path)
-        await asyncio.gather(*(self._until_serving(record.processes[name]) for name in self._services()))
+        tls = _tls_of(record)
+        await asyncio.gather(*(self._until_serving(record.processes[name], tls) for name in self._services()))
 
     def _spawn(self, name: str, record: StackRecord) -> tuple[int, Path]:
         for path in (self.log_path(name), self.trace_path(name)):
@@ -234,8 +255,9 @@ class Stack:
         address_file = self.root / f"{name}.address"
         for file in (address_file, self._metrics_file(name)):
             file.unlink(missing_ok=True)
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("HEARTH_TLS_")}
         environment = {
-            **os.environ,
+            **inherited,
             "HEARTH_POSTGRES_DSN": record.postgres_dsn,
             "HEARTH_VALKEY_URL": record.valkey_url,
             "HEARTH_LISTEN": f"127.0.0.1:{self._ports.get(name, 0)}",
@@ -245,6 +267,7 @@ class Stack:
             "HEARTH_TRACE_FILE": str(self.trace_path(name)),
             "HEARTH_LOCAL_ROOT": str(self.root / "sandboxes"),
             MARKER: str(self.root),
+            **(record.tls.environment() if record.tls is not None else {}),
         }
         service = name.partition("-")[0]
         if service == "pool" and not environment.get("HEARTH_SECRET_KEY"):
@@ -284,9 +307,9 @@ class Stack:
                 self._check_alive(name, record)
                 await asyncio.sleep(0.02)
 
-    async def _until_serving(self, record: ProcessRecord) -> None:
+    async def _until_serving(self, record: ProcessRecord, tls: Tls | None) -> None:
         async with self._starting(record.name):
-            while not await is_serving(record.address):
+            while not await is_serving(record.address, tls):
                 self._check_alive(record.name, record)
                 await asyncio.sleep(0.05)
 
@@ -357,11 +380,18 @@ def marked_processes(root: Path) -> list[int]:
     return found
 
 
-async def is_serving(address: str) -> bool:
+def _tls_of(record: StackRecord) -> Tls | None:
+    try:
+        return record.tls.read() if record.tls is not None else None
+    except TlsError as error:
+        raise StackError(f"TLS of the stack: {error}") from None
+
+
+async def is_serving(address: str, tls: Tls | None = None) -> bool:
     """Whether the service behind an address says that it serves; False also when nobody answers within a second."""
     if not address:
         return False
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with channel_of(address, tls, [("grpc.enable_retries", 0)]) as channel:
         try:
             answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1.0)
         except grpc.aio.AioRpcError:
