@@ -16,6 +16,7 @@ class for its code. For what has no method here there are the stubs: `sessions`,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -38,7 +39,7 @@ from hearth.session.v1 import session_pb2 as control_pb2
 from hearth.session.v1 import session_service_pb2, session_service_pb2_grpc
 from hearth.tls import Tls
 from hearth.types.v1 import content_pb2, event_pb2, session_pb2
-from hearth.watch import Watch
+from hearth.watch import RESUMABLE, Watch
 
 UPLOAD_SECONDS = 300.0
 CHUNK_BYTES = 512 * 1024
@@ -376,26 +377,33 @@ class Client:
         `until_ended` is an execution; the iteration ends with its ending. Without one it goes on for ever.
         """
         transcript = Transcript()
-        async for item in self.watch(key):
-            transcript.apply(item)
-            yield transcript
-            event = item.event.event
-            if until_ended and is_ending(event.type) and event.execution_id == until_ended:
-                return
+        async with contextlib.aclosing(aiter(self.watch(key))) as items:
+            async for item in items:
+                transcript.apply(item)
+                yield transcript
+                event = item.event.event
+                if until_ended and is_ending(event.type) and event.execution_id == until_ended:
+                    return
 
     async def history(
         self, key: session_pb2.SessionKey, *, after: session_pb2.Cursor | None = None
     ) -> AsyncIterator[event_pb2.EventItem]:
-        """The log after a cursor, up to the head of this moment."""
-        call = self.histories.StreamEvents(history_service_pb2.StreamEventsRequest(session=key, after=after))
-        try:
-            async for chunk in call:
-                for item in chunk.events:
-                    yield item
-        except grpc.aio.AioRpcError as error:
-            raise read_error(error) from error
-        finally:
-            call.cancel()
+        """The log after a cursor, up to the head of this moment. A stream that breaks is opened anew where it broke."""
+        while True:
+            delivered = False
+            call = self.histories.StreamEvents(history_service_pb2.StreamEventsRequest(session=key, after=after))
+            try:
+                async for chunk in call:
+                    for item in chunk.events:
+                        after, delivered = item.cursor, True
+                        yield item
+                return
+            except grpc.aio.AioRpcError as error:
+                # One that brought nothing is told: the service is away, and when to ask again is the caller's to say.
+                if not delivered or error.code() not in RESUMABLE:
+                    raise read_error(error) from error
+            finally:
+                call.cancel()
 
     async def head(self, key: session_pb2.SessionKey) -> history_pb2.Head:
         """Where the log stands."""

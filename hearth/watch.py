@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import grpc.aio
 
@@ -53,7 +53,7 @@ class Watch:
         self._token = token
         self._held: relay_pb2.FrameItem | None = None
 
-    async def __aiter__(self) -> AsyncIterator[relay_pb2.Item]:
+    async def __aiter__(self) -> AsyncGenerator[relay_pb2.Item]:
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             sent = self._token() if self._token is not None else ""

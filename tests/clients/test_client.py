@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import uuid
 
 import grpc.aio
@@ -10,11 +11,14 @@ import pytest
 
 import hearth
 from hearth import errors
+from hearth.history.v1 import history_service_pb2
 from hearth.relay.v1 import relay_pb2, relay_service_pb2
 from hearth.session.v1 import session_pb2 as control_pb2
 from hearth.types.v1 import event_pb2, session_pb2
 from hearth.watch import Watch
 from tests.contract.pool.house import House
+from tests.support import events
+from tests.support.cutter import Cutter
 
 WATCHERS = 10
 
@@ -218,6 +222,27 @@ async def test_a_watch_goes_on_with_a_renewed_token() -> None:
     finally:
         await server.stop(None)
     assert guarded.served == [("first", 1), ("second", 2)]
+
+
+async def test_history_goes_on_where_its_connection_broke(addresses: hearth.Addresses, client: hearth.Client) -> None:
+    key, stored = new_session(), list[str]()
+    for _ in range(10):
+        batch = [events.custom(20_000) for _ in range(10)]
+        stored += [event.event_id for event in batch]
+        await client.histories.AppendEvents(
+            history_service_pb2.AppendEventsRequest(sets=[events.append_set(key, *batch)])
+        )
+    async with (
+        Cutter(addresses.history) as cutter,
+        hearth.Client(dataclasses.replace(addresses, history=cutter.address)) as behind,
+    ):
+        cutter.cut_after = 1_000_000
+        read = [item.event.event_id async for item in behind.history(key)]
+    assert read == stored
+    assert cutter.connections == 2
+    async with hearth.Client(dataclasses.replace(addresses, history=cutter.address)) as behind:
+        with pytest.raises(errors.Unavailable):
+            await anext(behind.history(key))
 
 
 def test_names_are_those_that_are_told() -> None:
