@@ -23,6 +23,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from hearth.secret import Secret
 from hearth.types.v1 import content_pb2
 from services.chassis.clock import SystemClock
 from services.pool.harness.acp import AcpClient, AcpLimits, AcpSession
@@ -65,7 +66,7 @@ class House:
 
     @property
     def endpoint(self) -> DaemonEndpoint:
-        return DaemonEndpoint(self.daemon.url, self.daemon.token)
+        return DaemonEndpoint(self.daemon.url, Secret(self.daemon.token))
 
     async def open(self, server_id: str = "s1", agent: str = "codex", **more: object) -> AcpSession:
         values = {"timeout": 30.0, **more}
@@ -247,7 +248,7 @@ async def test_silence_and_pulse_tell_what_lives(agentd_house: House) -> None:
     assert session.silence.connected
     assert session.silence.messages < 5.0
     assert await session.pulse() is Pulse.ALIVE
-    session.reach(dataclasses.replace(agentd_house.endpoint, token="another"))
+    session.reach(dataclasses.replace(agentd_house.endpoint, token=Secret("another")))
     assert await session.pulse() is Pulse.FENCED
     session.reach(agentd_house.endpoint)
     agentd_house.daemon.process.send_signal(signal.SIGSTOP)
@@ -263,7 +264,7 @@ async def test_a_daemon_that_moved_is_followed(agentd_house: House) -> None:
     """As behind a proxy whose address or token changed: the stream goes on where it was."""
     async with Cutter(agentd_house.daemon.url) as before, Cutter(agentd_house.daemon.url) as after:
         session = await agentd_house.client.open(
-            DaemonEndpoint(before.url, agentd_house.daemon.token),
+            DaemonEndpoint(before.url, Secret(agentd_house.daemon.token)),
             OpenRequest(server_id="s1", agent="codex", workspace=str(agentd_house.workspace)),
         )
         run = await session.prompt(say("stream 200 words at 200/s"), execution_id=EXECUTION, trace_context=TRACE)
@@ -271,7 +272,7 @@ async def test_a_daemon_that_moved_is_followed(agentd_house: House) -> None:
         async for update in run.updates():
             updates.append(update)
             if len(updates) == 50:
-                session.reach(DaemonEndpoint(after.url, agentd_house.daemon.token))
+                session.reach(DaemonEndpoint(after.url, Secret(agentd_house.daemon.token)))
                 before.cut()
         assert text_of(updates) == " ".join(f"word-{number + 1}" for number in range(200))
         assert after.connections
@@ -530,6 +531,7 @@ def ask(number, method, params):
 models = {"availableModels": [{"modelId": "small"}, {"modelId": "large"}], "currentModelId": "small"}
 values = [{"value": "small"}, {"value": "large"}]
 option = {"id": "model", "category": "model", "currentValue": "small", "options": values}
+logged_in = False
 for line in sys.stdin:
     message = json.loads(line)
     method, params, number = message.get("method"), message.get("params"), message.get("id")
@@ -537,7 +539,16 @@ for line in sys.stdin:
         meta = json.loads(os.environ.get("ODD_META", "{}"))
         capabilities = {"loadSession": True, "_meta": meta}
         version = int(os.environ.get("ODD_VERSION", "1"))
-        out(id=number, result={"protocolVersion": version, "agentCapabilities": capabilities})
+        logins = [{"id": name, "type": "env_var", "vars": [{"name": name}]} for name in ("FIRST_KEY", "SECOND_KEY")]
+        logins = [{"id": "browser", "name": "Log in", "description": "opens a browser"}, *logins]
+        out(id=number, result={"protocolVersion": version, "agentCapabilities": capabilities, "authMethods": logins})
+    elif method == "authenticate":
+        logged_in = params["methodId"] in os.environ
+        out(id=number, **({"result": {}} if logged_in else {"error": {"code": -32603, "message": "no key"}}))
+    elif method in ("session/load", "session/new") and "ODD_LOCK" in os.environ and not logged_in:
+        out(id=number, error={"code": -32000, "message": "Authentication required"})
+    elif method == "session/load" and "ODD_LOCK" in os.environ:
+        out(id=number, result={})
     elif method == "session/load":
         say("an old story")
         out(id=number, result={"sessionId": "another"})
@@ -577,6 +588,8 @@ async def odd(tmp_path: Path) -> AsyncIterator[House]:
         "optional": Agent([sys.executable, str(program)], env={"ODD_MODELS": "session/set_config_option"}),
         "obedient": Agent([sys.executable, str(program)], env={"ODD_META": '{"hearth.dev/instructions":true}'}),
         "older": Agent([sys.executable, str(program)], env={"ODD_MODELS": "session/set_model"}),
+        "locked": Agent([sys.executable, str(program)], env={"ODD_LOCK": "", "SECOND_KEY": "k"}),
+        "keyless": Agent([sys.executable, str(program)], env={"ODD_LOCK": ""}),
     }
     async with agentd(agents, home) as daemon:
         yield House(daemon, client, home, home / "journal")
@@ -586,7 +599,9 @@ async def odd(tmp_path: Path) -> AsyncIterator[House]:
 async def test_the_trace_goes_on_in_header_and_message(odd: House) -> None:
     async with Cutter(odd.daemon.url) as cutter:
         request = OpenRequest(server_id="s", agent="odd", workspace="/tmp", trace_context=TRACE)
-        session = await odd.client.open(DaemonEndpoint(cutter.url, odd.daemon.token, {"X-Preview": "p"}), request)
+        session = await odd.client.open(
+            DaemonEndpoint(cutter.url, Secret(odd.daemon.token), {"X-Preview": "p"}), request
+        )
         updates, _ = await turn(session, "meta")
         assert json.loads(text_of(updates)) == {"hearth.dev/execution": EXECUTION, **TRACE}
         posts = [head.lower() for head in cutter.heads if head.startswith(b"POST")]
@@ -653,6 +668,27 @@ async def test_a_load_that_gives_another_session_does_not_count(odd: House) -> N
     session = await odd.open(agent="odd", load_session_id="asked")
     assert (session.loaded, session.session_id) == (False, "x")
     await session.close()
+
+
+async def test_an_agent_that_wants_to_be_told_takes_its_key_from_a_variable(odd: House) -> None:
+    session = await odd.open(agent="locked")
+    assert (session.loaded, session.session_id) == (False, "x")
+    await session.close()
+
+
+async def test_a_session_is_loaded_once_its_agent_has_its_key(odd: House) -> None:
+    session = await odd.open(agent="locked", load_session_id="asked")
+    assert (session.loaded, session.session_id) == (True, "asked")
+    await session.close()
+
+
+async def test_an_agent_without_a_key_says_which_variable_it_wants(odd: House) -> None:
+    for asked in (None, "asked"):
+        with pytest.raises(HarnessError) as error:
+            await odd.open(agent="keyless", load_session_id=asked)
+        assert error.value.reason == "AGENT_START_FAILED"
+        assert "FIRST_KEY, SECOND_KEY" in str(error.value)
+        assert await odd.servers() == []
 
 
 async def test_what_is_not_offered_is_refused_and_what_is_not_ours_is_left_alone(odd: House) -> None:
@@ -723,7 +759,7 @@ async def test_no_daemon() -> None:
     client = AcpClient(clock=SystemClock())
     request = OpenRequest(server_id="s", agent="codex", workspace="/tmp")
     with pytest.raises(HarnessError) as error:
-        await client.open(DaemonEndpoint("http://127.0.0.1:9", "t"), request)
+        await client.open(DaemonEndpoint("http://127.0.0.1:9", Secret("t")), request)
     assert error.value.reason == "DAEMON_UNREACHABLE"
     await client.close()
 
@@ -732,7 +768,7 @@ async def test_no_daemon() -> None:
 
 
 async def test_a_wrong_token_is_a_fence(house: House) -> None:
-    endpoint = DaemonEndpoint(house.daemon.url, "wrong")
+    endpoint = DaemonEndpoint(house.daemon.url, Secret("wrong"))
     request = OpenRequest(server_id="s", agent="codex", workspace=str(house.workspace))
     with pytest.raises(HarnessError) as error:
         await house.client.open(endpoint, request)
@@ -761,7 +797,7 @@ async def test_a_daemon_that_dies_in_the_middle_is_unreachable_in_time(tmp_path:
     client = AcpClient(clock=SystemClock(), limits=QUICK)
     async with agentd({"codex": SCRIPTED_AGENT}, home) as daemon:
         request = OpenRequest(server_id="s", agent="codex", workspace=str(home))
-        session = await client.open(DaemonEndpoint(daemon.url, daemon.token), request)
+        session = await client.open(DaemonEndpoint(daemon.url, Secret(daemon.token)), request)
         run = await session.prompt(say("stream 100000 words at 50/s"), execution_id=EXECUTION, trace_context=TRACE)
         _, error = await until_it_fails(run, at="word-5 ", then=daemon.process.kill)
         assert error.reason == "HARNESS_UNREACHABLE"
@@ -776,7 +812,7 @@ async def test_a_daemon_that_dies_in_the_middle_is_unreachable_in_time(tmp_path:
 
 async def test_a_stream_that_is_cut_again_and_again_loses_and_doubles_nothing(house: House) -> None:
     async with Cutter(house.daemon.url) as cutter:
-        endpoint = DaemonEndpoint(cutter.url, house.daemon.token)
+        endpoint = DaemonEndpoint(cutter.url, Secret(house.daemon.token))
         request = OpenRequest(server_id="s1", agent="codex", workspace=str(house.workspace))
         session = await house.client.open(endpoint, request)
         run = await session.prompt(say("stream 600 words at 400/s"), execution_id=EXECUTION, trace_context=TRACE)
@@ -794,7 +830,7 @@ async def test_a_stream_that_is_cut_again_and_again_loses_and_doubles_nothing(ho
 
 async def test_permission_is_asked_once_though_the_stream_was_cut(house: House) -> None:
     async with Cutter(house.daemon.url) as cutter:
-        endpoint = DaemonEndpoint(cutter.url, house.daemon.token)
+        endpoint = DaemonEndpoint(cutter.url, Secret(house.daemon.token))
         request = OpenRequest(server_id="s1", agent="codex", workspace=str(house.workspace))
         session = await house.client.open(endpoint, request)
         run = await session.prompt(say("ask deploy {}"), execution_id=EXECUTION, trace_context=TRACE)
@@ -814,7 +850,7 @@ async def test_permission_is_asked_once_though_the_stream_was_cut(house: House) 
 async def test_silence_is_noticed_first_by_a_new_connection_then_by_giving_up(agentd_house: House) -> None:
     client = AcpClient(clock=SystemClock(), limits=QUICK)
     async with Cutter(agentd_house.daemon.url) as cutter:
-        endpoint = DaemonEndpoint(cutter.url, agentd_house.daemon.token)
+        endpoint = DaemonEndpoint(cutter.url, Secret(agentd_house.daemon.token))
         request = OpenRequest(server_id="s1", agent="codex", workspace=str(agentd_house.workspace))
         session = await client.open(endpoint, request)
         run = await session.prompt(say("stream 100000 words at 50/s"), execution_id=EXECUTION, trace_context=TRACE)
@@ -833,7 +869,7 @@ async def test_a_dead_connection_costs_no_output_at_the_end_of_a_turn(agentd_hou
     """The answer comes by POST while the stream is silently dead: the rest is fetched over a new connection."""
     async with Cutter(agentd_house.daemon.url) as cutter:
         session = await agentd_house.client.open(
-            DaemonEndpoint(cutter.url, agentd_house.daemon.token),
+            DaemonEndpoint(cutter.url, Secret(agentd_house.daemon.token)),
             OpenRequest(server_id="s1", agent="codex", workspace=str(agentd_house.workspace)),
         )
         run = await session.prompt(say("sleep 0.5\nthe last word"), execution_id=EXECUTION, trace_context=TRACE)
@@ -865,7 +901,8 @@ async def test_a_parked_session_resumes_where_it_was_and_notices_what_is_gone(tm
     client = AcpClient(clock=SystemClock())
     async with agentd({"codex": Agent([sys.executable, str(program)])}, home) as daemon:
         session = await client.open(
-            DaemonEndpoint(daemon.url, daemon.token), OpenRequest(server_id="s", agent="codex", workspace=str(home))
+            DaemonEndpoint(daemon.url, Secret(daemon.token)),
+            OpenRequest(server_id="s", agent="codex", workspace=str(home)),
         )
         run = await session.prompt(say("hello"), execution_id=EXECUTION, trace_context=TRACE)
         await run.result()

@@ -13,7 +13,14 @@ import aiohttp
 
 from hearth.types.v1 import content_pb2
 from services.chassis.clock import Clock
-from services.pool.harness.choices import INSTRUCTIONS_META, check_servers, model_calls, takes_instructions
+from services.pool.harness.choices import (
+    INSTRUCTIONS_META,
+    Login,
+    check_servers,
+    logins,
+    model_calls,
+    takes_instructions,
+)
 from services.pool.harness.daemon import Daemon, Refused, Unreached, new_http
 from services.pool.harness.port import (
     Answer,
@@ -37,6 +44,7 @@ PROTOCOL_VERSION = 1
 EXECUTION_META = "hearth.dev/execution"
 METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
+AUTH_REQUIRED = -32000
 ERROR_CHARACTERS = 300
 CANCELLED = {"outcome": "cancelled"}
 
@@ -119,6 +127,7 @@ class AcpSession:
         self._asked: dict[str, tuple[object, PermissionAsked | QuestionAsked]] = {}
         self._closing: asyncio.Task[None] | None = None
         self._prompt_capabilities: Message = {}
+        self._logins: Sequence[Login] = ()
         # Instructions that go with the first prompt.
         self._untold: content_pb2.ContentPart | None = None
         self._session_id = ""
@@ -142,7 +151,9 @@ class AcpSession:
         self._rpc.start()
         # Not cancelled with this call: only the daemon's answer tells that there is a server to end.
         self._starting = asyncio.create_task(self._initialize(), name="initialize agent")
-        capabilities = _object(_result(await asyncio.shield(self._starting)), "agentCapabilities")
+        initialized = _result(await asyncio.shield(self._starting))
+        capabilities = _object(initialized, "agentCapabilities")
+        self._logins = logins(initialized)
         self._prompt_capabilities = _object(capabilities, "promptCapabilities")
         self._rpc.stream.starting = False
         check_servers(self._request.mcp_servers, capabilities)
@@ -243,15 +254,22 @@ class AcpSession:
         again: bool = False,
         patience: float | None = None,
     ) -> Message:
-        return await self._rpc.call(
-            method,
-            params,
-            timeout=self._request.timeout,
-            headers=self._request.trace_context,
-            in_order=in_order,
-            again=again,
-            patience=patience,
-        )
+        async def call(method: str, params: Message, **how: Any) -> Message:
+            timeout, headers = self._request.timeout, self._request.trace_context
+            return await self._rpc.call(method, params, timeout=timeout, headers=headers, **how)
+
+        answer = await call(method, params, in_order=in_order, again=again, patience=patience)
+        if _error(answer)[0] != AUTH_REQUIRED:
+            return answer
+        # Some agents have their key in a variable and take it only when they are told to.
+        offered, self._logins = self._logins, ()
+        for login in offered:
+            if "error" not in await call("authenticate", {"methodId": login.method}, again=True):
+                return await call(method, params, in_order=in_order, again=again, patience=patience)
+        if offered:
+            names = ", ".join(name for login in offered for name in login.variables)
+            raise HarnessError("AGENT_START_FAILED", f"the agent is not logged in; it takes a key from one of {names}")
+        return answer
 
     def _session_params(self) -> Message:
         request = self._request

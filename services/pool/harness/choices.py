@@ -6,6 +6,7 @@ both, and then serve only the first. An agent that offers neither has its model 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,23 @@ INSTRUCTIONS_META = "hearth.dev/instructions"
 Json = Mapping[str, Any]
 # A method, and its parameters without the session's id.
 Call = tuple[str, Json]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Login:
+    """A way to log an agent in that needs nothing but these variables in its environment."""
+
+    method: str
+    variables: Sequence[str]
+
+
+def logins(initialized: Json) -> Sequence[Login]:
+    """Those that an agent offers, from its answer to `initialize`; ways that need a person are none."""
+    return [
+        Login(method["id"], [str(variable.get("name")) for variable in _objects(method.get("vars"))])
+        for method in _objects(initialized.get("authMethods"))
+        if method.get("type") == "env_var" and isinstance(method.get("id"), str)
+    ]
 
 
 def model_calls(opened: Json, model: str) -> Sequence[Call]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.pool.harness.choices import check_servers, model_calls, takes_instructions
+from services.pool.harness.choices import Login, check_servers, logins, model_calls, takes_instructions
 from services.pool.harness.port import HarnessError
 
 MODELS = {"models": {"currentModelId": "small", "availableModels": [{"modelId": "small"}, {"modelId": "large"}]}}
@@ -67,3 +67,11 @@ def test_who_takes_instructions_says_so() -> None:
         assert takes_instructions({"_meta": meta})
     for silent in ({}, {"_meta": None}, {"_meta": {"hearth.dev/instructions": "no"}}, {"_meta": {"claudeCode": None}}):
         assert not takes_instructions(silent)
+
+
+def test_only_ways_to_log_in_by_a_variable_count() -> None:
+    key = {"id": "key", "type": "env_var", "vars": [{"name": "A_KEY"}, {"name": "A_PLACE", "secret": False}]}
+    methods = [{"id": "browser", "name": "Log in"}, key, {"type": "env_var"}, "nonsense"]
+    assert logins({"authMethods": methods}) == [Login("key", ["A_KEY", "A_PLACE"])]
+    assert logins({}) == []
+    assert logins({"authMethods": None}) == []
