@@ -30,6 +30,18 @@ class _Context(logging.Filter):
         return True
 
 
+class _Strangers(logging.Filter):
+    """Drops what libraries log of requests that they refuse before any code of ours: anybody makes as many of them as
+    he likes, each has a stack, and shows what was sent, which may be a token with a wrong character in it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == "grpc._cython.cygrpc":
+            return not str(record.msg).startswith("Invalid encoding")
+        if record.name == "aiohttp.server" and record.exc_info and record.exc_info[0] is not None:
+            return record.exc_info[0].__module__ != "aiohttp.http_exceptions"
+        return True
+
+
 class _Text(logging.Formatter):
     """`12:00:01.123 INFO history.committer event words  key=value`, then the stack if there is one."""
 
@@ -65,6 +77,7 @@ def setup_logging(service: str, *, level: str, form: Literal["auto", "json", "te
         )
     )
     handler.addFilter(_Context(service))
+    handler.addFilter(_Strangers())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # While Postgres is away its pool logs a stack every second; health says it once.
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)

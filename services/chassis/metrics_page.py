@@ -33,9 +33,8 @@ async def metrics_page(listen: str, readings: Readings, tls: ssl.SSLContext | No
 
     async def answer(request: web.Request) -> web.Response:
         await readings.refresh()
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         # Some milliseconds of work, which the calls of the process need not wait for.
-        text = await asyncio.to_thread(encode, registry)
+        text, content_type = await asyncio.to_thread(_page, request.headers.get("Accept", ""))
         return web.Response(body=text, headers={"Content-Type": content_type})
 
     application = web.Application()
@@ -57,3 +56,14 @@ async def metrics_page(listen: str, readings: Readings, tls: ssl.SSLContext | No
         yield address
     finally:
         await runner.cleanup()
+
+
+def _page(accept: str) -> tuple[bytes, str]:
+    """The page in the form that `accept` asks for, and the name of the form."""
+    try:
+        encode, content_type = choose_encoder(accept)
+        return encode(registry), content_type
+    except TypeError:
+        # The library takes every version that is asked for to be made of numbers.
+        encode, content_type = choose_encoder("")
+        return encode(registry), content_type

@@ -417,6 +417,19 @@ async def test_a_wrong_process_names_its_field(tmp_path: Path) -> None:
             reply = await acp.call("POST", "/v1/processes/run", json=job)
             assert (reply.status, reply.slug) == (400, "invalid_request")
             assert field in reply.body["detail"]
+        nested = await acp.call("POST", "/v1/processes/run", data=b'{"command":' + b"[" * 100_000)
+        assert (nested.status, nested.slug) == (400, "invalid_request")
+
+
+async def test_what_is_no_http_is_refused_without_a_word(tmp_path: Path) -> None:
+    async with running(tmp_path / "home") as acp:
+        host, _, port = acp.daemon.url.removeprefix("http://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /v1/health NONE\r\nAuthorization: Bearer secret\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.0 400")
+        writer.close()
+        assert (await acp.call("GET", "/v1/health")).status == 200
+        assert "Traceback" not in acp.daemon.log()
 
 
 async def test_files_are_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -429,7 +442,9 @@ async def test_files_are_replaced_as_a_whole(tmp_path: Path) -> None:
         reply = await acp.call("PUT", "/v1/fs/file", params={"path": str(tmp_path)}, data=b"x")
         assert (reply.status, reply.slug) == (400, "invalid_request")
         below_a_file = {"path": str(path / "x")}
-        for method, route in (("PUT", "file"), ("POST", "mkdir"), ("GET", "stat"), ("GET", "entries")):
+        for method, route in (("PUT", "file"), ("POST", "mkdir"), ("GET", "stat"), ("GET", "entries"), ("GET", "file")):
+            reply = await acp.call(method, f"/v1/fs/{route}", params={"path": "a" * 5_000})
+            assert (reply.status, reply.slug) == (400, "invalid_request"), route
             reply = await acp.call(method, f"/v1/fs/{route}", params=below_a_file)
             assert (reply.status, reply.slug) == (400, "invalid_request"), route
         assert (await acp.call("DELETE", "/v1/fs/file", params={"path": str(path)})).status == 200

@@ -59,6 +59,10 @@ async def test_the_page_is_one_page(start_service: StartService, env: dict[str, 
         async with session.get(f"http://{address}/metrics", headers=accept) as answer:
             assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
             assert (await answer.text()).endswith("# EOF\n")
+        accept = {"Accept": "application/openmetrics-text; version=none"}
+        async with session.get(f"http://{address}/metrics", headers=accept) as answer:
+            assert answer.status == 200
+            assert answer.headers["Content-Type"].startswith("text/plain")
 
 
 async def test_a_taken_port_ends_the_start(start_service: StartService, env: dict[str, str]) -> None:

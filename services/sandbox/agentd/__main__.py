@@ -48,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    # It tells of each request that is no HTTP, with a stack. What fails in a handler is told by the daemon itself.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     try:
         token = read_token(options.token_file)
         agents = read_agents(options.agents_file)

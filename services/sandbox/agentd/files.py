@@ -38,8 +38,8 @@ def routes() -> list[web.RouteDef]:
 async def read_file(request: web.Request) -> web.StreamResponse:
     """GET file?path= → the bytes."""
     path = _path(request)
-    if not path.is_file():
-        raise _not_found(path) if not path.exists() else invalid_request(f"path is not a file: {path}")
+    if not await _in_thread(path.is_file):
+        raise _not_found(path) if not await _in_thread(path.exists) else invalid_request(f"path is not a file: {path}")
     return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
 
 

@@ -33,6 +33,8 @@ def read_run_request(body: bytes) -> RunRequest:
     """The POST body as a request. Raises Problem (400) naming the field."""
     try:
         value: object = json.loads(body)
+    except RecursionError:
+        raise invalid_request("invalid JSON body: it is nested too deeply") from None
     except ValueError as error:
         raise invalid_request(f"invalid JSON body: {error}") from None
     if not isinstance(value, dict):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aiohttp.http_exceptions import BadHttpMessage
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -133,6 +134,19 @@ def test_json_logs(provider: TracerProvider, root_logger: logging.Logger, capsys
     assert first["time"].endswith("+00:00")
     assert "trace_id" not in second
     assert "ValueError: cause" in second["stack"]
+
+
+def test_what_strangers_send_is_not_logged(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    setup_logging("history", level="INFO", form="json")
+    for name, message in (("grpc._cython.cygrpc", "Invalid encoding on %s"), ("aiohttp.server", "Error handling %s")):
+        try:
+            raise BadHttpMessage("Bearer secret")
+        except BadHttpMessage:
+            logging.getLogger(name).exception(message, b"Bearer secret")
+    assert capsys.readouterr().err == ""
+    for name in ("grpc._cython.cygrpc", "aiohttp.server"):
+        logging.getLogger(name).error("a defect")
+    assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 def test_text_logs(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
