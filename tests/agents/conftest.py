@@ -72,6 +72,8 @@ def house(daemon: str, met: list[str], servers: Servers, stand_in: Models) -> It
         "HEARTH_AGENTS": json.dumps(agents),
         "HEARTH_DEFAULT_PERMISSION": "ask",
         "HEARTH_SECRET_KEY": new_key(),
+        # Real agents start slowly on a busy machine.
+        "HEARTH_OPEN_TIMEOUT": "110",
         "HEARTH_LOCAL_WARM_WINDOW": "300",
         "HEARTH_LOCAL_WARM_CAP": "20",
     }
