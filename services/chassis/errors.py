@@ -6,14 +6,13 @@ back at the caller, so that a failure of another service is handled by class and
 
 from __future__ import annotations
 
-import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 import asyncpg
 import grpc
 import grpc.aio
-import redis.exceptions
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -269,18 +268,7 @@ _POSTGRES_AWAY: tuple[type[Exception], ...] = (
     asyncpg.SerializationError,
     asyncpg.DiskFullError,
 )
-_VALKEY_AWAY: tuple[type[Exception], ...] = (
-    redis.exceptions.ConnectionError,
-    redis.exceptions.TimeoutError,
-    redis.exceptions.BusyLoadingError,
-    redis.exceptions.ReadOnlyError,
-    redis.exceptions.OutOfMemoryError,
-)
-_AWAY: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
-    (_POSTGRES_AWAY, "Postgres"),
-    (_VALKEY_AWAY, "Valkey"),
-    ((asyncio.TimeoutError, ConnectionError), "a dependency"),
-)
+_VALKEY_AWAY = ("ConnectionError", "TimeoutError", "BusyLoadingError", "ReadOnlyError", "OutOfMemoryError")
 # What a call to another service may fail with while that service is restarting: a server that refuses a storm of new
 # calls answers CANCELLED, and a deadline that we set ourselves says only that it was too slow.
 _SERVICE_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -307,7 +295,17 @@ def _away(error: Exception) -> str | None:
         # asyncpg uses it for a connection or pool that is closed (the pool takes a broken one back while it is in use),
         # and for wrong use of it, which is ours to repair.
         return "Postgres" if any(word in str(error) for word in ("clos", "released back to the pool")) else None
-    return next((dependency for kinds, dependency in _AWAY if isinstance(error, kinds)), None)
+    if isinstance(error, _POSTGRES_AWAY):
+        return "Postgres"
+    if isinstance(error, _valkey_away()):
+        return "Valkey"
+    return "a dependency" if isinstance(error, TimeoutError | ConnectionError) else None
+
+
+def _valkey_away() -> tuple[type[Exception], ...]:
+    # Half of the services have no Valkey, and its client takes a tenth of a second to load.
+    loaded = sys.modules.get("redis.exceptions")
+    return tuple(getattr(loaded, name) for name in _VALKEY_AWAY) if loaded is not None else ()
 
 
 def internal() -> Internal:

@@ -12,12 +12,15 @@ import logging
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
-from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
 from services.chassis.metrics import Readings, registry
 from services.chassis.settings import EXIT_USAGE, Address, StartupError
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +32,8 @@ _CLOSE_SECONDS = 0.5
 @asynccontextmanager
 async def metrics_page(listen: str, readings: Readings, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """Serve the page at `listen` while the block runs; host:port that is bound. Raises `StartupError`."""
+    from aiohttp import web
+
     wanted = Address.parse(listen)
 
     async def answer(request: web.Request) -> web.Response:

@@ -16,6 +16,7 @@ import functools
 import logging
 import os
 import re
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,14 +118,18 @@ def setup(settings: ChassisSettings, service: str) -> Telemetry:
 
 
 def _instrument_clients() -> None:
-    from opentelemetry.instrumentation.aiohttp_client import AioHttpClientInstrumentor
-    from opentelemetry.instrumentation.redis import RedisInstrumentor
-
     # Read once, by whichever instrumentation comes first.
     os.environ.setdefault("OTEL_SEMCONV_STABILITY_OPT_IN", "http,database")
-    RedisInstrumentor().instrument()
-    # Query strings of preview links hold tokens.
-    AioHttpClientInstrumentor().instrument(url_filter=lambda url: str(url.with_query(None).with_user(None)))
+    # A service that has not loaded a client does without it, and starts sooner.
+    if "redis.asyncio" in sys.modules:
+        from opentelemetry.instrumentation.redis import RedisInstrumentor
+
+        RedisInstrumentor().instrument()
+    if "aiohttp" in sys.modules:
+        from opentelemetry.instrumentation.aiohttp_client import AioHttpClientInstrumentor
+
+        # Query strings of preview links hold tokens.
+        AioHttpClientInstrumentor().instrument(url_filter=lambda url: str(url.with_query(None).with_user(None)))
 
 
 @functools.cache
