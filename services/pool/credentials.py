@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 
 from hearth.sandbox.v1 import sandbox_pb2
+from hearth.secret import Secret
 from hearth.session.v1 import session_pb2 as sessions
 from services.chassis.errors import FailedPrecondition, HearthError, NotFound
 
@@ -96,7 +97,7 @@ def refusal(wanted: Iterable[Binding], known: Mapping[str, datetime | None], now
 class _Value:
     binding: Binding
     generation: int
-    value: str = dataclasses.field(repr=False)
+    value: Secret
     expires_at: datetime | None
 
 
@@ -109,7 +110,7 @@ class Given:
         self._values = tuple(values)
 
     @classmethod
-    def of(cls, values: Iterable[tuple[Binding, int, str, datetime | None]]) -> Given:
+    def of(cls, values: Iterable[tuple[Binding, int, Secret, datetime | None]]) -> Given:
         """From (binding, generation of the value, value, when it ends)."""
         return cls([_Value(*one) for one in values])
 
@@ -130,12 +131,12 @@ class Given:
     def slots(self) -> list[sandbox_pb2.SecretSlot]:
         """Those that are variables of the agent."""
         return [
-            sandbox_pb2.SecretSlot(env_name=one.binding.target, value=one.value, generation=one.generation)
+            sandbox_pb2.SecretSlot(env_name=one.binding.target, value=one.value.reveal(), generation=one.generation)
             for one in self._values
             if not one.binding.server
         ]
 
-    def of_server(self, name: str) -> dict[str, str]:
+    def of_server(self, name: str) -> dict[str, Secret]:
         """Those of an MCP server, by the variable or header that holds each."""
         return {one.binding.target: one.value for one in self._values if one.binding.server == name}
 
@@ -145,7 +146,7 @@ class Given:
 
     def _material(self) -> bytes:
         lines = sorted(
-            [one.binding.server, one.binding.target, one.binding.credential, one.generation, one.value]
+            [one.binding.server, one.binding.target, one.binding.credential, one.generation, one.value.reveal()]
             for one in self._values
         )
         return json.dumps(lines).encode()

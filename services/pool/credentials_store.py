@@ -9,6 +9,7 @@ from datetime import datetime
 
 import asyncpg
 
+from hearth.secret import Secret
 from hearth.session.v1 import session_pb2 as sessions
 from services.chassis.clock import Clock
 from services.chassis.errors import AlreadyExists, FailedPrecondition, HearthError, invalid
@@ -33,13 +34,13 @@ class Credentials:
         self._clock = clock
 
     async def put(
-        self, project: str, request_id: str, name: str, value: str, expires_at: datetime | None
+        self, project: str, request_id: str, name: str, value: Secret, expires_at: datetime | None
     ) -> Credential | None:
         """Store a value; the credential as it is now, None when a repeated request finds it deleted since."""
         sealer = self._sealer
         if sealer is None:
             raise key_missing()
-        content = _content(_PUT, name, value, expires_at.isoformat() if expires_at is not None else "")
+        content = _content(_PUT, name, value.reveal(), expires_at.isoformat() if expires_at is not None else "")
         async with self._pool.acquire() as connection, connection.transaction():
             repeated = await self._accept(connection, project, request_id, _PUT, sealer.mark(content))
             if repeated is not None:
@@ -55,7 +56,7 @@ class Credentials:
             value_generation = generation
             if before is not None and _same(sealer, project, before, value):
                 value_generation = before.value_generation
-            sealed = sealer.seal(value.encode(), place_of(project, name, value_generation))
+            sealed = sealer.seal(value.reveal().encode(), place_of(project, name, value_generation))
             row = await connection.fetchrow(
                 self._queries.put_credential, project, name, generation, value_generation, sealed, expires_at
             )
@@ -122,7 +123,7 @@ class Credentials:
         if unreadable:
             logger.error("credentials are sealed with a key that is not there", extra={"credentials": unreadable})
 
-    def _opened(self, project: str, binding: Binding, row: Credential) -> tuple[Binding, int, str, datetime | None]:
+    def _opened(self, project: str, binding: Binding, row: Credential) -> tuple[Binding, int, Secret, datetime | None]:
         if self._sealer is None:
             raise key_missing()
         try:
@@ -133,7 +134,7 @@ class Credentials:
                 reason="SECRET_KEY_MISSING",
                 metadata={"credential": row.name},
             ) from None
-        return binding, row.value_generation, value.decode(), row.expires_at
+        return binding, row.value_generation, Secret(value.decode()), row.expires_at
 
     async def _accept(
         self, connection: Connection, project: str, request_id: str, method: str, mark: bytes
@@ -160,12 +161,12 @@ def key_missing() -> HearthError:
     )
 
 
-def _same(sealer: Sealer, project: str, before: Credential, value: str) -> bool:
+def _same(sealer: Sealer, project: str, before: Credential, value: Secret) -> bool:
     try:
         known = sealer.open(before.sealed, place_of(project, before.name, before.value_generation))
     except NotOpened:
         return False
-    return hmac.compare_digest(known, value.encode())
+    return hmac.compare_digest(known, value.reveal().encode())
 
 
 def _content(*parts: str) -> bytes:

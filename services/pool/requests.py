@@ -15,6 +15,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from hearth.sandbox.v1 import sandbox_pb2
+from hearth.secret import Secret
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import content_pb2, event_pb2
@@ -191,12 +192,12 @@ def credential_name(field: str, name: str) -> str:
     return name
 
 
-def credential_value(value: str) -> str:
+def credential_value(value: str) -> Secret:
     """The value of a credential, which no message repeats."""
     fields.length("value", value, minimum=1, maximum=MAX_CREDENTIAL_BYTES)
     if "\0" in value:
         raise invalid("value", "must not hold NUL characters")
-    return value
+    return Secret(value)
 
 
 async def description_of(stream: AsyncIterator[calls.PutAttachmentRequest]) -> calls.AttachmentDescription:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import web
 
+from hearth.secret import Secret
 from services.chassis.clock import SystemClock
 from services.pool.harness.daemon import Daemon, new_http
 from services.pool.harness.port import DaemonEndpoint, HarnessError
@@ -57,7 +58,7 @@ async def connected(messages: Sequence[dict[str, object]], *, end: bool) -> Asyn
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     http: aiohttp.ClientSession = new_http()
     heard = Heard()
-    daemon = Daemon(http, DaemonEndpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", "token"), "s1")
+    daemon = Daemon(http, DaemonEndpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", Secret("token")), "s1")
     connection = RpcConnection(http, daemon, heard, clock=SystemClock(), limits=RpcLimits())
     try:
         yield connection, heard

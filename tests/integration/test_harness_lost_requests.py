@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from hearth.secret import Secret
 from services.chassis.clock import SystemClock
 from services.pool.harness.acp import AcpClient, AcpLimits, AcpSession
 from services.pool.harness.port import DaemonEndpoint, HarnessError, OpenRequest, TextChunk
@@ -85,7 +86,7 @@ class House:
     def __init__(self, proxy: Proxy, client: AcpClient, token: str, workspace: Path) -> None:
         self.proxy = proxy
         self._client = client
-        self._endpoint = DaemonEndpoint(proxy.url, token)
+        self._endpoint = DaemonEndpoint(proxy.url, Secret(token))
         self._workspace = str(workspace)
 
     async def open(self, server_id: str = "s1", load: str | None = None) -> AcpSession:

@@ -152,16 +152,16 @@ async def test_a_key_is_rotated_and_dropped(rows: Pool) -> None:
     old, new = (parse_keys(new_key())[0] for _ in range(2))
     before, between, after = (Credentials(rows, Sealer(keys), SystemClock()) for keys in ([old], [new, old], [new]))
     for number in range(3):
-        await before.put("p", f"r{number}", f"c{number}", VALUES[number], None)
+        await before.put("p", f"r{number}", f"c{number}", Secret(VALUES[number]), None)
     assert await value_of(between, "c1") == VALUES[1]
     with pytest.raises(HearthError, match="HEARTH_SECRET_KEY") as caught:
         await after.given("p", bound("c1"))
     assert caught.value.reason == "SECRET_KEY_MISSING"
     assert VALUES[1] not in str(caught.value)
     # A retry is known by either key.
-    assert await between.put("p", "r1", "c1", VALUES[1], None) is not None
+    assert await between.put("p", "r1", "c1", Secret(VALUES[1]), None) is not None
     with pytest.raises(HearthError, match="request_id"):
-        await between.put("p", "r1", "c1", VALUES[2], None)
+        await between.put("p", "r1", "c1", Secret(VALUES[2]), None)
     generations = [one.value_generation for one in await between.listed("p", "", 10)]
     await between.seal_anew()
     assert [await value_of(after, f"c{number}") for number in range(3)] == VALUES[:3]
@@ -170,8 +170,8 @@ async def test_a_key_is_rotated_and_dropped(rows: Pool) -> None:
 
 async def test_a_row_that_was_moved_does_not_open(rows: Pool) -> None:
     credentials = Credentials(rows, Sealer(parse_keys(new_key())), SystemClock())
-    await credentials.put("p", "1", "mine", "one", None)
-    await credentials.put("q", "1", "theirs", "two", datetime(2100, 1, 1, tzinfo=UTC))
+    await credentials.put("p", "1", "mine", Secret("one"), None)
+    await credentials.put("q", "1", "theirs", Secret("two"), datetime(2100, 1, 1, tzinfo=UTC))
     await rows.execute("UPDATE pool.credential SET sealed = (SELECT sealed FROM pool.credential WHERE project = 'q')")
     with pytest.raises(HearthError):
         await credentials.given("p", bound("mine"))
@@ -184,7 +184,7 @@ async def test_many_credentials_are_sealed_anew(rows: Pool) -> None:
         Credentials(rows, Sealer([new, old]), SystemClock()),
     )
     for number in range(205):
-        await before.put("p", str(number), f"c{number}", os.urandom(8).hex(), None)
+        await before.put("p", str(number), f"c{number}", Secret(os.urandom(8).hex()), None)
     await between.seal_anew()
     sealed = await rows.fetch("SELECT sealed FROM pool.credential")
     assert all(Sealer([new]).newest(row["sealed"]) for row in sealed)
@@ -193,7 +193,7 @@ async def test_many_credentials_are_sealed_anew(rows: Pool) -> None:
 async def test_values_that_are_stored_at_once_are_stored_one_after_the_other(rows: Pool) -> None:
     credentials = Credentials(rows, Sealer(parse_keys(new_key())), SystemClock())
     stored = await asyncio.gather(
-        *(credentials.put("p", f"r{number}", "a", f"value {number % 2}", None) for number in range(20))
+        *(credentials.put("p", f"r{number}", "a", Secret(f"value {number % 2}"), None) for number in range(20))
     )
     generations = [one.generation for one in stored if one is not None]
     assert len(set(generations)) == 20
@@ -215,7 +215,7 @@ async def test_generations_never_come_back(rows: Pool) -> None:
     credentials = Credentials(rows, Sealer(parse_keys(new_key())), SystemClock())
     seen = set()
     for number in range(3):
-        stored = await credentials.put("p", f"put {number}", "a", "same", None)
+        stored = await credentials.put("p", f"put {number}", "a", Secret("same"), None)
         assert stored is not None
         seen.add(stored.value_generation)
         await credentials.delete("p", f"delete {number}", "a")

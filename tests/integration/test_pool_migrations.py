@@ -95,6 +95,6 @@ async def test_data_of_the_first_revision_goes_forward(postgres_dsn: str, tmp_pa
             assert made.attachment_id == EXECUTION
         assert await store.attachment_content(KEY, EXECUTION) == data
         credentials = Credentials(pool, Sealer(parse_keys(new_key())), SystemClock())
-        stored = await credentials.put(KEY.project, "r", "a", "value", datetime(2100, 1, 1, tzinfo=UTC))
+        stored = await credentials.put(KEY.project, "r", "a", Secret("value"), datetime(2100, 1, 1, tzinfo=UTC))
         assert stored is not None
         assert [one.name for one in await credentials.listed(KEY.project, "", 10)] == ["a"]

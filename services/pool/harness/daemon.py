@@ -101,7 +101,7 @@ class Daemon:
     def reach(self, endpoint: DaemonEndpoint) -> None:
         """Call it there from now on."""
         self._base = endpoint.url.rstrip("/")
-        self.headers = {**endpoint.headers, "Authorization": f"Bearer {endpoint.token}"}
+        self.headers = {**endpoint.headers, "Authorization": f"Bearer {endpoint.token.reveal()}"}
 
     @property
     def server_url(self) -> str:

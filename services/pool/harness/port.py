@@ -12,6 +12,7 @@ import enum
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from hearth.secret import Secret
 from hearth.types.v1 import content_pb2
 
 
@@ -31,10 +32,10 @@ class HarnessError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DaemonEndpoint:
-    """Where the daemon of a sandbox answers. `token` never appears in a repr."""
+    """Where the daemon of a sandbox answers."""
 
     url: str
-    token: str = dataclasses.field(repr=False)
+    token: Secret
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from hearth.sandbox.v1 import sandbox_pb2
+from hearth.secret import revealed
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import content_pb2, event_pb2
 from services.chassis import crashpoints, telemetry
@@ -396,7 +397,7 @@ def mcp_servers(spec: sessions.SessionSpec, given: Given = NOTHING) -> list[Mapp
     """The MCP servers of a spec, in the form that ACP gives them, with the credentials that they are given."""
     servers: list[Mapping[str, Any]] = []
     for server in spec.mcp_servers:
-        secret = given.of_server(server.name)
+        secret = revealed(given.of_server(server.name))
         if server.HasField("http"):
             headers = _named({**server.http.headers, **secret})
             servers.append({"type": "http", "name": server.name, "url": server.http.url, "headers": headers})

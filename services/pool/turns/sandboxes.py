@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from hearth.sandbox.v1 import sandbox_pb2, sandbox_service_pb2, sandbox_service_pb2_grpc
+from hearth.secret import Secret
 from hearth.types.v1 import content_pb2
 from services.chassis.clock import Clock
 from services.chassis.errors import Aborted, DeadlineExceeded, HearthError, NotFound, Unavailable, from_rpc_error
@@ -221,4 +222,4 @@ class Sandboxes:
 
 
 def _endpoint(found: sandbox_pb2.Endpoint) -> DaemonEndpoint:
-    return DaemonEndpoint(found.url, found.token, dict(found.headers))
+    return DaemonEndpoint(found.url, Secret(found.token), dict(found.headers))

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from hearth.sandbox.v1 import sandbox_pb2
+from hearth.secret import Secret
 from services.chassis import crashpoints
 from services.chassis.clock import Clock, Ids
 from services.pool.credentials import NOTHING, Given
@@ -50,7 +51,7 @@ class Live:
 
     harness: HarnessSession
     sandbox_id: str
-    token: str = dataclasses.field(repr=False)
+    token: Secret
     agent: str
     provider: str
     spec_digest: bytes

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from hearth.secret import Secret
 from hearth.session.v1 import session_pb2 as sessions
 from services.pool.credentials import NOTHING, Binding, Credential, Given, Stale, bindings, covers, refusal, stale
 from services.pool.turns.preparing import mcp_servers
@@ -38,7 +39,7 @@ SPEC = sessions.SessionSpec(
 
 
 def given(value: str = SECRET, *, generation: int = 1, ends: datetime | None = None, target: str = "KEY") -> Given:
-    return Given.of([(Binding("spec.credentials[0]", "model", target), generation, value, ends)])
+    return Given.of([(Binding("spec.credentials[0]", "model", target), generation, Secret(value), ends)])
 
 
 def test_every_binding_is_found_with_its_field() -> None:
@@ -50,7 +51,9 @@ def test_every_binding_is_found_with_its_field() -> None:
 
 
 def test_each_value_goes_to_its_place_only() -> None:
-    found = Given.of((one, number, f"value of {one.credential}", None) for number, one in enumerate(bindings(SPEC)))
+    found = Given.of(
+        (one, number, Secret(f"value of {one.credential}"), None) for number, one in enumerate(bindings(SPEC))
+    )
     (slot,) = found.slots()
     assert (slot.env_name, slot.value, slot.generation) == ("MODEL_KEY", "value of model", 0)
     web = {"name": "Authorization", "value": "value of web"}
@@ -127,10 +130,13 @@ def test_w_c11_expired_goes_before_rotated_and_rotated_before_expiring() -> None
 def test_w_d14_the_end_is_the_earliest_of_what_was_installed() -> None:
     first, second = NOW + timedelta(hours=1), NOW + timedelta(hours=9)
     one, two = Binding("a", "a", "A"), Binding("b", "b", "B")
-    found = Given.of([(one, 1, "x", second), (two, 1, "y", first), (one, 1, "z", None)])
+    found = Given.of([(one, 1, Secret("x"), second), (two, 1, Secret("y"), first), (one, 1, Secret("z"), None)])
     assert found.lease == first
     # Other values were asked for meanwhile: what is installed still ends when it ends.
-    assert stale(Given.of([(one, 1, "x", NOW)]), Given.of([(one, 2, "y", second)]), NOW, LIMIT) is Stale.EXPIRED
+    assert (
+        stale(Given.of([(one, 1, Secret("x"), NOW)]), Given.of([(one, 2, Secret("y"), second)]), NOW, LIMIT)
+        is Stale.EXPIRED
+    )
 
 
 def test_a_longer_life_of_the_same_value_keeps_the_agent() -> None:

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from hearth.sandbox.v1 import sandbox_pb2
+from hearth.secret import Secret
 from services.chassis.clock import SystemIds
 from services.pool.harness.port import HarnessSession
 from services.pool.rows import Claim, Key
@@ -64,7 +65,7 @@ class _Harness:
 
 def live() -> Live:
     """An agent session."""
-    return Live(cast("HarnessSession", _Harness()), "box", "token", "scripted", "local", b"spec", "fp")
+    return Live(cast("HarnessSession", _Harness()), "box", Secret("token"), "scripted", "local", b"spec", "fp")
 
 
 @pytest_asyncio.fixture
