@@ -1,4 +1,5 @@
-"""`hearth init`: the secrets of a new deployment, made once, for `docker compose` or whatever starts the services."""
+"""`hearth init`: the secrets of a new deployment, made once, for `docker compose` or whatever starts the services; and
+certificates for its services, made once and renewed."""
 
 from __future__ import annotations
 
@@ -7,13 +8,16 @@ import hashlib
 import json
 import os
 import secrets
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hearth.certificates import Authority, write_pair, write_whole
 from hearth.cli.output import Exit, fail, out, print_json
 from hearth.cli.stack import Json
+from hearth.tls import TlsError
 
 # Who needs more gets a token of their own: `hearth tokens add`.
 SERVICES = {"name": "services", "project": "*", "scopes": ["internal", "read"]}
@@ -42,6 +46,17 @@ HEARTH_SERVICE_TOKEN={service}
 HEARTH_OPERATOR_TOKEN={operator}
 """
 
+_TLS = """
+# Where the certificates of the services are: without it they speak no TLS. With HEARTH_TLS_CLIENTS=required callers
+# have to show one of the same authority. New ones: `hearth init --renew-tls`.
+HEARTH_TLS_DIRECTORY=./deploy/tls
+HEARTH_TLS_CLIENTS={clients}
+"""
+NAMES = ("pool", "history", "relay", "sandbox")
+# By which a container and the machine that it runs on call it, beside its name.
+_HOSTS = ("localhost", "127.0.0.1", "::1")
+VALID = timedelta(days=365)
+
 
 def register(app: typer.Typer) -> None:
     """Add the command of this file."""
@@ -50,10 +65,26 @@ def register(app: typer.Typer) -> None:
 
 def init(
     directory: Annotated[Path, typer.Argument(help="where docker-compose.yml is", file_okay=False)] = Path(),
+    tls: Annotated[
+        bool, typer.Option("--tls", help="also an authority and certificates for the services, below deploy/tls")
+    ] = False,
+    mtls: Annotated[bool, typer.Option("--mtls", help="the same, and callers have to show a certificate too")] = False,
+    renew_tls: Annotated[
+        bool, typer.Option("--renew-tls", help="only new certificates, from the authority that is there")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make the secrets of a deployment: `.env` and `deploy/tokens.json`. Never replaces one that is there."""
-    env, tokens = directory / ".env", directory / "deploy" / "tokens.json"
+    env, tokens, certificates = directory / ".env", directory / "deploy" / "tokens.json", directory / "deploy" / "tls"
+    if renew_tls:
+        _certify(certificates)
+        if as_json:
+            print_json({"tls": str(certificates)})
+        else:
+            out.print(
+                f"New certificates are in {certificates}, and running services read them.", soft_wrap=True, markup=False
+            )
+        return
     for path in (env, tokens):
         if path.exists():
             fail(f"{path} is there already; remove it if this is to be a new deployment", Exit.USAGE)
@@ -66,14 +97,24 @@ def init(
         service=service,
         operator=operator,
     )
+    if tls or mtls:
+        text += _TLS.format(clients="required" if mtls else "")
     tokens.parent.mkdir(parents=True, exist_ok=True)
+    if tls or mtls:
+        _certify(certificates)
     # The user of a container is another one than you, and must be able to read the hashes. They tell nobody the tokens.
-    _write(tokens, json.dumps(entries, indent=2) + "\n", 0o644)
-    _write(env, text, 0o600)
+    write_whole(tokens, (json.dumps(entries, indent=2) + "\n").encode(), 0o644)
+    write_whole(env, text.encode(), 0o600)
     if as_json:
-        print_json({"env": str(env), "tokens": str(tokens)})
+        print_json({"env": str(env), "tokens": str(tokens), **({"tls": str(certificates)} if tls or mtls else {})})
         return
     out.print(f"Secrets are in {env}, hashes of the tokens in {tokens}.", soft_wrap=True, markup=False)
+    if tls or mtls:
+        out.print(f"Certificates are in {certificates}. Who calls the services needs:", soft_wrap=True, markup=False)
+        for name, file in (("CA", "ca"), *((("CERTIFICATE", "certificate"), ("KEY", "key")) if mtls else ())):
+            out.print(
+                f"  export HEARTH_TLS_{name}_FILE={certificates / 'operator' / file}.pem", soft_wrap=True, markup=False
+            )
     out.print("Next: docker compose up --build --wait")
 
 
@@ -82,14 +123,26 @@ def _hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def _write(path: Path, text: str, mode: int) -> None:
-    """Whole and on disk, or not at all."""
-    draft = path.with_name(f"{path.name}.new")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
+def _certify(directory: Path) -> None:
+    """A certificate for each service and for the operator, from the authority that is there, or else from a new one."""
+    now = datetime.now(UTC)
+    # The keys of services are for everybody who gets here: the user of a container is another one than you. So nobody
+    # else on this machine gets here.
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ca, ca_key = directory / "ca.pem", directory / "ca.key"
+    if ca.exists() or ca_key.exists():
+        try:
+            authority = Authority.read(ca, ca_key)
+        except TlsError as error:
+            fail(f"the authority cannot be used: {error}", Exit.USAGE)
+    else:
+        authority = Authority.create("Hearth", now)
+        authority.write(ca, ca_key)
+    for name in (*NAMES, "operator"):
+        # One directory for each, so that a container sees no key but its own, and sees a new one when it is there.
+        own = directory / name
+        own.mkdir(mode=0o755, exist_ok=True)
+        hosts = () if name == "operator" else (name, *_HOSTS)
+        pair = authority.issue(f"hearth {name}", hosts, now, VALID)
+        write_whole(own / "ca.pem", authority.certificate, 0o644)
+        write_pair(pair, own / "certificate.pem", own / "key.pem", key_mode=0o600 if name == "operator" else 0o644)

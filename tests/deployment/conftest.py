@@ -19,9 +19,9 @@ Deployed = Callable[..., AbstractAsyncContextManager[Placed]]
 
 
 @pytest.fixture
-async def deployment(scratch: Path) -> Path:
-    """A directory with what `hearth init` makes."""
-    made = await Hearth(scratch).run("init", str(scratch))
+async def deployment(scratch: Path, request: pytest.FixtureRequest) -> Path:
+    """A directory with what `hearth init` makes, with the options that a test parametrizes it by."""
+    made = await Hearth(scratch).run("init", str(scratch), *getattr(request, "param", ()))
     assert made.code == 0, made.stderr
     return scratch
 
@@ -70,4 +70,11 @@ def operator(placed: Placed) -> Hearth:
     addresses = {
         f"HEARTH_{name.upper()}_ADDRESS": placed.address(name) for name in ("pool", "history", "relay", "sandbox")
     }
-    return Hearth(placed.directory / "nowhere", {**addresses, "HEARTH_TOKEN": str(token)})
+    return Hearth(placed.directory / "nowhere", {**addresses, **tls_of(placed), "HEARTH_TOKEN": str(token)})
+
+
+def tls_of(placed: Placed) -> dict[str, str]:
+    """The environment of the operator of a deployment with certificates; empty without."""
+    own = placed.directory / "deploy" / "tls" / "operator"
+    names = {"CA_FILE": "ca.pem", "CERTIFICATE_FILE": "certificate.pem", "KEY_FILE": "key.pem"}
+    return {f"HEARTH_TLS_{name}": str(own / file) for name, file in names.items()} if own.exists() else {}

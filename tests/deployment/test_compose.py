@@ -124,3 +124,34 @@ async def test_what_is_given_to_the_services_is_not_in_their_logs(deployed: Depl
     assert "serving" in log
     for secret in ("HEARTH_TOKEN", "HEARTH_POSTGRES_DSN", "HEARTH_VALKEY_URL"):
         assert history.environment[secret] not in log
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("deployment", [("--mtls",)], indirect=True)
+async def test_with_certificates_everything_speaks_tls_and_asks_who_calls(deployed: Deployed, deployment: Path) -> None:
+    """The services among themselves, the health check of the image, and who comes from outside."""
+    async with deployed(HEARTH_POOL_REPLICAS="2") as placed:
+        for name in SERVICES:
+            await placed.start(name)
+        mine = operator(placed)
+        first = await mine.run("send", "first", "remember my name is Ada", "--wait", "--json", seconds=180)
+        assert first.code == 0, first.stderr
+        second = await mine.run("send", "first", "what is my name?", "--wait", seconds=180)
+        assert "Ada" in second.stdout, second.stdout + second.stderr
+        entries = await mine.run("pool", "entries")
+        assert entries.code == 0, entries.stderr
+        for left_out in (["CERTIFICATE_FILE", "KEY_FILE"], ["CERTIFICATE_FILE", "KEY_FILE", "CA_FILE"]):
+            stranger = operator(placed)
+            for name in left_out:
+                stranger.environment.pop(f"HEARTH_TLS_{name}")
+            refused = await stranger.run("sessions")
+            assert refused.code == 3, refused.stderr
+            assert "HEARTH_TLS_CA_FILE" in refused.stderr
+
+        renewed = await mine.run("init", str(deployment), "--renew-tls")
+        assert renewed.code == 0, renewed.stderr
+        (relay,) = placed.of("relay")
+        await placed.healthy(relay)
+        again = await operator(placed).run("send", "first", "what is my name?", "--wait", seconds=180)
+        assert "Ada" in again.stdout, again.stdout + again.stderr
+        assert "certificates read again" in relay.log.read_text()

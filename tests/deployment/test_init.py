@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cryptography import x509
 from dotenv import dotenv_values
 
+from hearth.certificates import Authority
 from hearth.secret import Secret
+from hearth.tls import read_pair, read_roots
 from services.chassis.auth import TokenFile
 from services.pool.sealing import parse_keys
 from tests.conftest import StartService
@@ -42,6 +45,43 @@ async def test_two_deployments_share_nothing(tmp_path: Path) -> None:
         assert (await Hearth(tmp_path).run("init", str(tmp_path / name))).code == 0
         made.append(set(dotenv_values(tmp_path / name / ".env").items()))
     assert {name for name, _ in made[0] & made[1]} == {"COMPOSE_PROFILES", "OTEL_EXPORTER_OTLP_ENDPOINT"}
+
+
+async def test_certificates_are_for_each_service_and_renewed_from_the_same_authority(tmp_path: Path) -> None:
+    hearth = Hearth(tmp_path)
+    made = (await hearth.run("init", str(tmp_path), "--tls", "--json")).json()
+    directory = Path(made["tls"])
+    values = dotenv_values(made["env"])
+    assert (tmp_path / (values["HEARTH_TLS_DIRECTORY"] or "")).resolve() == directory
+    assert not values["HEARTH_TLS_CLIENTS"]
+    # Keys that another user reads in a container are behind a door that on this machine nobody else passes.
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert (directory / "ca.key").stat().st_mode & 0o777 == 0o600
+    authority = Authority.read(directory / "ca.pem", directory / "ca.key")
+    first = {}
+    for name in ("pool", "history", "relay", "sandbox", "operator"):
+        own = directory / name
+        first[name] = read_pair(own / "certificate.pem", own / "key.pem")
+        assert authority.signed(first[name])
+        assert read_roots(own / "ca.pem") == authority.certificate
+        certificate = x509.load_pem_x509_certificate(first[name].certificate_chain)
+        if name != "operator":
+            named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            assert named.get_values_for_type(x509.DNSName) == [name, "localhost"]
+
+    env = Path(made["env"]).read_text()
+    assert (await hearth.run("init", str(tmp_path), "--renew-tls")).code == 0
+    assert Path(made["env"]).read_text() == env
+    assert read_roots(directory / "ca.pem") == authority.certificate
+    for name, before in first.items():
+        after = read_pair(directory / name / "certificate.pem", directory / name / "key.pem")
+        assert authority.signed(after)
+        assert after != before
+
+    (directory / "ca.key").unlink()
+    refused = await hearth.run("init", str(tmp_path), "--renew-tls")
+    assert refused.code == 2
+    assert "ca.key" in refused.stderr
 
 
 async def test_health_by_exit_codes(tmp_path: Path, start_service: StartService, postgres_dsn: str) -> None:
