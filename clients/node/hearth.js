@@ -28,10 +28,11 @@ const CHANNEL = {
 export const isEnding = (type) => /^execution\.(completed|paused|stopped|failed|lost)$/.test(type);
 
 export class Client {
-  // `token` is a string, or a function that tells the one that counts now. `roots` (PEM) switches TLS on.
-  constructor({ pool = "127.0.0.1:7400", relay = "127.0.0.1:7402", token = "", roots } = {}) {
+  // `token` is a string, or a function that tells the one that counts now. `roots` (PEM) switches TLS on;
+  // `certificate` and `key` (PEM) are shown to services that ask for one.
+  constructor({ pool = "127.0.0.1:7400", relay = "127.0.0.1:7402", token = "", roots, certificate, key } = {}) {
     this.token = token;
-    const credentials = roots ? grpc.credentials.createSsl(roots) : grpc.credentials.createInsecure();
+    const credentials = roots ? grpc.credentials.createSsl(roots, key, certificate) : grpc.credentials.createInsecure();
     this.sessions = new hearth.session.v1.SessionService(pool, credentials, CHANNEL);
     this.relay = new hearth.relay.v1.RelayService(relay, credentials, CHANNEL);
   }

@@ -33,20 +33,10 @@ PAGE = Path(__file__).with_name("page.html")
 PROJECT = os.environ.get("CHAT_PROJECT", "demo")
 
 
-def addresses() -> hearth.Addresses:
-    """Where the services are, from the variables that the services themselves use."""
-    default = hearth.Addresses()
-    found = {
-        name: os.environ.get(f"HEARTH_{name.upper()}_ADDRESS", getattr(default, name))
-        for name in ("pool", "history", "relay", "sandbox")
-    }
-    return hearth.Addresses(**found)
-
-
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """One client for all requests: it holds one connection to each service."""
-    async with hearth.Client(addresses(), token=os.environ.get("HEARTH_TOKEN", "")) as client:
+    async with hearth.Client.from_environment() as client:
         app.state.client = client
         yield
 
