@@ -7,7 +7,6 @@ on the curve P-256, which everything that speaks TLS takes.
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from hearth.files import write_whole
 from hearth.tls import Pair, TlsError, read_pair
 
 AUTHORITY_VALID = timedelta(days=3650)
@@ -122,19 +122,6 @@ def write_pair(pair: Pair, certificate_file: Path, key_file: Path, *, key_mode: 
     """Keep a certificate and its key. A process that watches them takes them once both are there."""
     write_whole(key_file, pair.private_key, key_mode)
     write_whole(certificate_file, pair.certificate_chain, 0o644)
-
-
-def write_whole(path: Path, content: bytes, mode: int) -> None:
-    """Whole and on disk, or not at all; nobody else can read it before it has its mode."""
-    draft = path.with_name(f"{path.name}.new")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
 
 
 def _builder(

@@ -14,9 +14,9 @@ from typing import Annotated
 
 import typer
 
-from hearth.certificates import Authority, write_pair, write_whole
 from hearth.cli.output import Exit, fail, out, print_json
 from hearth.cli.stack import Json
+from hearth.files import write_whole
 from hearth.tls import TlsError
 
 # Who needs more gets a token of their own: `hearth tokens add`.
@@ -125,6 +125,9 @@ def _hash(token: str) -> str:
 
 def _certify(directory: Path) -> None:
     """A certificate for each service and for the operator, from the authority that is there, or else from a new one."""
+    # What it needs would slow down every other command.
+    from hearth.certificates import Authority, write_pair
+
     now = datetime.now(UTC)
     # The keys of services are for everybody who gets here: the user of a container is another one than you. So nobody
     # else on this machine gets here.

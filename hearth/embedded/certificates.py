@@ -16,34 +16,16 @@ HOSTS = ("localhost", "127.0.0.1", "::1")
 VALID = timedelta(days=90)
 # With less than this left, the next start of the stack makes a new one.
 RENEWED_BEFORE = timedelta(days=30)
-DIRECTORY = "tls"
-
-
-def files_below(root: Path, *, ask_callers: bool) -> TlsFiles:
-    """Where the certificates of the stack below `root` are."""
-    directory = root / DIRECTORY
-    ca = str(directory / "ca.pem")
-    return TlsFiles(
-        ca=ca,
-        certificate=str(directory / "stack.pem"),
-        key=str(directory / "stack.key"),
-        client_ca=ca if ask_callers else "",
-    )
-
-
-def made_below(root: Path) -> bool:
-    """Whether the stack below `root` has an authority already."""
-    return (root / DIRECTORY / "ca.pem").exists()
 
 
 def ensure(root: Path, now: datetime | None = None) -> bool:
     """Make what is missing, ends soon or cannot be used; the authority stays as long as it is good. Services that run
     read a new certificate by themselves. Returns whether there is a new one."""
     now = now or datetime.now(UTC)
-    directory = root / DIRECTORY
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ca, ca_key = directory / "ca.pem", directory / "ca.key"
-    certificate, key = directory / "stack.pem", directory / "stack.key"
+    files = TlsFiles.below(root, ask_callers=False)
+    ca, certificate, key = Path(files.ca), Path(files.certificate), Path(files.key)
+    ca_key = ca.with_suffix(".key")
+    ca.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         authority = Authority.read(ca, ca_key)
     except TlsError:

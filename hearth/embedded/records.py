@@ -61,6 +61,13 @@ class TlsFiles:
     server_name: str = ""
 
     @classmethod
+    def below(cls, root: Path, *, ask_callers: bool) -> TlsFiles:
+        """Those that a stack makes for itself, see `hearth.embedded.certificates`."""
+        directory = root / "tls"
+        ca = str(directory / "ca.pem")
+        return cls(ca, str(directory / "stack.pem"), str(directory / "stack.key"), ca if ask_callers else "")
+
+    @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> TlsFiles | None:
         """Those that the environment gives to services; None when it gives them no certificate."""
         names = ("CA_FILE", "CERTIFICATE_FILE", "KEY_FILE", "CLIENT_CA_FILE")

@@ -26,8 +26,7 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hearth.channel import channel_of
-from hearth.embedded import certificates, daemons
-from hearth.embedded.certificates import files_below
+from hearth.embedded import daemons
 from hearth.embedded.daemons import EmbeddedError
 from hearth.embedded.postgres import EmbeddedPostgres
 from hearth.embedded.records import ProcessRecord, StackRecord, TlsFiles
@@ -201,12 +200,15 @@ class Stack:
 
     def _settle_tls(self, record: StackRecord, alive: set[str]) -> None:
         """What is asked for counts from now on; certificates of the stack itself are there, and do not end soon."""
-        own = files_below(self.root, ask_callers=self.options.tls == "mutual")
+        own = TlsFiles.below(self.root, ask_callers=self.options.tls == "mutual")
         wanted = own if isinstance(self.options.tls, str) else self.options.tls or record.tls
         if alive & {*SERVICES, *record.pools} and wanted != record.tls:
             raise StackError("the running stack was started with other TLS; run `hearth down` first")
         record.tls = wanted
         if wanted is not None and wanted.ca == own.ca:
+            # What it needs would slow down every command.
+            from hearth.embedded import certificates
+
             certificates.ensure(self.root)
 
     async def _serving(self, record: StackRecord) -> bool:

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from hearth.client import Addresses, Client, session_key
+from hearth.tls import Tls
 from hearth.tracing.layout import Trace, lay_out
 from hearth.tracing.store import NotFound, TraceStore
 from services.chassis.span_file import SpanFile
@@ -67,9 +68,9 @@ def tracing_to(path: Path) -> Iterator[trace.Tracer]:
 
 
 @contextlib.asynccontextmanager
-async def calling(hearth: Hearth) -> AsyncIterator[Caller]:
+async def calling(hearth: Hearth, *, token: str = "", tls: Tls | None = None) -> AsyncIterator[Caller]:
     """A caller of this stack."""
     with tracing_to(hearth.root / "traces" / f"{SERVICE}.jsonl") as tracer:
         where = hearth.addresses()
-        async with Client(Addresses(**{name: where[name] for name in SERVICES})) as client:
+        async with Client(Addresses(**{name: where[name] for name in SERVICES}), token=token, tls=tls) as client:
             yield Caller(hearth, client, tracer)

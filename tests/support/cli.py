@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from tests.support import processes
 
 PROGRAM = Path(sys.executable).parent / "hearth"
 SECONDS = 60.0
+# Six processes, one after the other, where the machine has other things to do.
+UP_SECONDS = 240.0
 SERVICES = ("pool", "history", "relay", "sandbox")
 
 
@@ -98,9 +100,10 @@ class Hearth:
         assert process.returncode is not None
         return Finished(process.returncode, stdout.decode(), stderr.decode())
 
-    async def up(self) -> Finished:
+    async def up(self, *options: str) -> Finished:
         """Start the stack on free ports."""
-        return await self.run("up", "--json", *(part for name in SERVICES for part in (f"--{name}-port", "0")))
+        ports = (part for name in SERVICES for part in (f"--{name}-port", "0"))
+        return await self.run("up", "--json", *ports, *options, seconds=UP_SECONDS)
 
     def addresses(self) -> dict[str, str]:
         """host:port by service, from the record of the stack."""
@@ -134,11 +137,13 @@ class Hearth:
 
 
 @contextlib.asynccontextmanager
-async def running(root: Path, environment: Mapping[str, str] | None = None) -> AsyncIterator[Hearth]:
-    """A stack of its own below `root`, stopped at the end."""
+async def running(
+    root: Path, environment: Mapping[str, str] | None = None, options: Sequence[str] = ()
+) -> AsyncIterator[Hearth]:
+    """A stack of its own below `root`, with these options of `hearth up`, stopped at the end."""
     root.mkdir(parents=True, exist_ok=True)
     hearth = Hearth(root, environment)
-    started = await hearth.up()
+    started = await hearth.up(*options)
     assert started.code == 0, started.stderr
     try:
         yield hearth

@@ -92,7 +92,7 @@ def test_the_record_of_a_stack_tells_how_to_call_it(tmp_path: Path, monkeypatch:
     assert reaching.tls(tmp_path) is None
     certificates.ensure(tmp_path, NOW)
     for ask_callers in (False, True):
-        files = certificates.files_below(tmp_path, ask_callers=ask_callers)
+        files = TlsFiles.below(tmp_path, ask_callers=ask_callers)
         record = StackRecord({"pool": ProcessRecord("pool", 1, 1.0, "127.0.0.1:1")}, tls=files)
         record.save(tmp_path / "stack.json")
         assert StackRecord.load(tmp_path / "stack.json") == record
