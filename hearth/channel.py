@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 from opentelemetry import propagate, trace
 
+from hearth.secret import Secret
 from hearth.tls import Tls
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -67,7 +68,7 @@ _OF_GRPC = ("ipv4:", "ipv6:", "unix:")
 SCHEMES = ("dns:", *_OF_GRPC)
 
 # A bearer token, or what tells the one that counts now.
-Token = str | Callable[[], str]
+Token = str | Secret | Callable[[], str | Secret]
 
 _Metadata = grpc.aio.Metadata | Sequence[tuple[str, str | bytes]] | None
 
@@ -156,9 +157,15 @@ def certificate_name(address: str) -> str:
     return hosts.pop()
 
 
-def token_of(token: Token) -> str:
+def kept(token: Token) -> Secret | Callable[[], str | Secret]:
+    """The form in which a token is kept: nothing that prints who keeps it shows it."""
+    return Secret(token) if isinstance(token, str) else token
+
+
+def token_of(token: Token) -> Secret:
     """The token to send now; empty for none."""
-    return token if isinstance(token, str) else token()
+    now = token if isinstance(token, str | Secret) else token()
+    return Secret(now) if isinstance(now, str) else now
 
 
 def trace_context() -> Sequence[tuple[str, str]]:
@@ -179,7 +186,7 @@ class _CallerChannel(grpc.aio.Channel):
 
     def __init__(self, inner: grpc.aio.Channel, token: Token) -> None:
         self._inner = inner
-        self._token = token
+        self._token = kept(token)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
         return self._with_caller(self._inner.unary_unary(*args, **kwargs))
@@ -197,7 +204,7 @@ class _CallerChannel(grpc.aio.Channel):
         def call(*request: Any, metadata: _Metadata = None, **options: Any) -> Any:
             given = cast("Any", metadata or ())
             token = token_of(self._token)
-            authorization = (("authorization", f"Bearer {token}"),) if token else ()
+            authorization = (("authorization", f"Bearer {token.reveal()}"),) if token else ()
             sent = grpc.aio.Metadata(*given, *authorization, *trace_context())
             return multi_callable(*request, metadata=sent, **options)
 

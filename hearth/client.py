@@ -27,7 +27,7 @@ from typing import Self
 import grpc.aio
 
 from hearth.admin import Admin
-from hearth.channel import Token, certificate_name, open_channel, tls_of, token_of
+from hearth.channel import Token, certificate_name, kept, open_channel, tls_of, token_of
 from hearth.errors import answered, read_error
 from hearth.history.v1 import history_pb2, history_service_pb2, history_service_pb2_grpc
 from hearth.paging import CALL_SECONDS, pages
@@ -107,7 +107,7 @@ class Client:
         root_certificates: bytes | None = None,
     ) -> None:
         self._addresses = addresses or Addresses()
-        self._token = token
+        self._token = kept(token)
         self._tls = tls_of(tls, root_certificates)
         self._channels: list[grpc.aio.Channel] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -65,6 +65,9 @@ class Secret:
         return core_schema.no_info_plain_validator_function(
             _taken, serialization=core_schema.plain_serializer_function_ser_schema(str)
         )
+
+
+NO_SECRET: Final = Secret()
 
 
 def _taken(value: object) -> Secret:

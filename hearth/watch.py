@@ -14,6 +14,7 @@ import grpc.aio
 
 from hearth.errors import read_error
 from hearth.relay.v1 import relay_pb2, relay_service_pb2, relay_service_pb2_grpc
+from hearth.secret import Secret
 from hearth.types.v1 import session_pb2
 
 # The server says something at least every 15 s; three times that without a byte means that the connection is dead.
@@ -42,7 +43,7 @@ class Watch:
         after: session_pb2.Cursor | None = None,
         tail: bool = False,
         events_only: bool = False,
-        token: Callable[[], str] | None = None,
+        token: Callable[[], Secret] | None = None,
     ) -> None:
         self._stub = stub
         self._session = session
@@ -56,7 +57,7 @@ class Watch:
     async def __aiter__(self) -> AsyncGenerator[relay_pb2.Item]:
         backoff = FIRST_BACKOFF_SECONDS
         while True:
-            sent = self._token() if self._token is not None else ""
+            sent = self._token() if self._token is not None else Secret()
             call = self._stub.Subscribe(self._request())
             if self._held is not None:
                 held, self._held = self._held, None

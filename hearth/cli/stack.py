@@ -14,6 +14,7 @@ from rich.table import Table
 from hearth.cli.output import Exit, fail, out, print_json, run, say
 from hearth.embedded.records import StackRecord, TlsFiles
 from hearth.embedded.stack import DEFAULT_PORTS, Component, Stack, StackError, StackOptions
+from hearth.secret import Secret
 from hearth.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 Root = Annotated[Path, typer.Option(envvar="HEARTH_ROOT", help="directory of the stack")]
@@ -57,8 +58,8 @@ def up(
     options = StackOptions(
         root=root,
         ports={"pool": pool_port, "history": history_port, "relay": relay_port, "sandbox": sandbox_port},
-        postgres_dsn=os.environ.get("HEARTH_POSTGRES_DSN", ""),
-        valkey_url=os.environ.get("HEARTH_VALKEY_URL", ""),
+        postgres_dsn=Secret(os.environ.get("HEARTH_POSTGRES_DSN", "")),
+        valkey_url=Secret(os.environ.get("HEARTH_VALKEY_URL", "")),
         agents={AGENT_NAME: shlex.split(agent)} if agent else {},
         pools=pools,
         tls="mutual" if mtls else "own" if tls else _tls_given(),

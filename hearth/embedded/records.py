@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from hearth.secret import NO_SECRET, Secret
 from hearth.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, SERVER_NAME, Tls
 
 FORMAT = 1
@@ -106,8 +107,8 @@ class StackRecord:
     """A stack as it was started: its processes by name, how to reach its stores, and how its services speak TLS."""
 
     processes: dict[str, ProcessRecord] = dataclasses.field(default_factory=dict)
-    postgres_dsn: str = ""
-    valkey_url: str = ""
+    postgres_dsn: Secret = NO_SECRET
+    valkey_url: Secret = NO_SECRET
     agents: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     tls: TlsFiles | None = None
 
@@ -142,15 +143,15 @@ class StackRecord:
             return None
         processes = {entry["name"]: ProcessRecord(**entry) for entry in content["processes"]}
         tls = TlsFiles(**content["tls"]) if content.get("tls") else None
-        return cls(processes, content["postgres_dsn"], content["valkey_url"], content["agents"], tls)
+        return cls(processes, Secret(content["postgres_dsn"]), Secret(content["valkey_url"]), content["agents"], tls)
 
     def save(self, path: Path) -> None:
         """Write the record so that a reader sees the old one or the new one, never half of it."""
         content = {
             "format": FORMAT,
             "processes": [dataclasses.asdict(record) for record in self.processes.values()],
-            "postgres_dsn": self.postgres_dsn,
-            "valkey_url": self.valkey_url,
+            "postgres_dsn": self.postgres_dsn.reveal(),
+            "valkey_url": self.valkey_url.reveal(),
             "agents": self.agents,
             "tls": dataclasses.asdict(self.tls) if self.tls is not None else None,
         }

@@ -31,6 +31,7 @@ from hearth.embedded.daemons import EmbeddedError
 from hearth.embedded.postgres import EmbeddedPostgres
 from hearth.embedded.records import ProcessRecord, StackRecord, TlsFiles
 from hearth.embedded.valkey import EmbeddedValkey
+from hearth.secret import NO_SECRET, Secret
 from hearth.tls import Tls, TlsError
 
 SERVICES = ("history", "sandbox", "relay", "pool")
@@ -57,8 +58,8 @@ class StackOptions:
 
     root: Path = Path(".hearth")
     ports: Mapping[str, int] = dataclasses.field(default_factory=lambda: dict(DEFAULT_PORTS))
-    postgres_dsn: str = ""
-    valkey_url: str = ""
+    postgres_dsn: Secret = NO_SECRET
+    valkey_url: Secret = NO_SECRET
     agents: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pools: int = 1
@@ -230,9 +231,9 @@ class Stack:
                 started.append(name)
                 record.processes[name] = ProcessRecord.of(name, running.pid, f"127.0.0.1:{running.port}")
                 if name == "postgres":
-                    record.postgres_dsn = running.url
+                    record.postgres_dsn = Secret(running.url)
                 else:
-                    record.valkey_url = running.url
+                    record.valkey_url = Secret(running.url)
                 record.save(self._record_path)
 
     async def _start_services(self, record: StackRecord, started: list[str], say: Say) -> None:
@@ -260,8 +261,8 @@ class Stack:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("HEARTH_TLS_")}
         environment = {
             **inherited,
-            "HEARTH_POSTGRES_DSN": record.postgres_dsn,
-            "HEARTH_VALKEY_URL": record.valkey_url,
+            "HEARTH_POSTGRES_DSN": record.postgres_dsn.reveal(),
+            "HEARTH_VALKEY_URL": record.valkey_url.reveal(),
             "HEARTH_LISTEN": f"127.0.0.1:{self._ports.get(name, 0)}",
             "HEARTH_ADDRESS_FILE": str(address_file),
             "HEARTH_METRICS_LISTEN": f"127.0.0.1:{self._metrics_ports.get(name, 0)}",

@@ -10,6 +10,7 @@ import ipaddress
 import sys
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
@@ -231,6 +232,7 @@ class PostgresSettings(ChassisSettings):
     def _is_dsn(cls, value: Secret) -> Secret:
         if not value.reveal().startswith(("postgresql://", "postgres://")):
             raise ValueError("must start with postgresql://")
+        _check_hosts(value)
         return value
 
 
@@ -249,7 +251,24 @@ class ValkeySettings(ChassisSettings):
     def _is_url(cls, value: Secret) -> Secret:
         if not value.reveal().startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("must start with redis://, rediss:// or unix://")
+        _check_hosts(value)
         return value
+
+
+def _check_hosts(url: Secret) -> None:
+    """Raise ValueError for a URL whose hosts and ports cannot be read, and say nothing of it.
+
+    A library that finds it out would: what it takes for a port is often the rest of a password with a slash in it.
+    """
+    problem = "has a host or port that cannot be read; in a password, / ? # [ ] must be written as %2F %3F %23 %5B %5D"
+    try:
+        hosts = urlsplit(url.reveal()).netloc.rpartition("@")[2].split(",")
+    except ValueError:
+        raise ValueError(problem) from None
+    for host in hosts:
+        port = host.rpartition("]")[2].rpartition(":")[2] if ":" in host.rpartition("]")[2] else ""
+        if port and not (port.isascii() and port.isdigit() and int(port) <= 65535):
+            raise ValueError(problem)
 
 
 class StartupError(Exception):

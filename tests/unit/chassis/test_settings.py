@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
+from hearth.secret import Secret
 from services.chassis.settings import Address, ChassisSettings, PostgresSettings, ValkeySettings, load
 
 
@@ -79,7 +80,35 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     said = refusal(monkeypatch, capsys, HEARTH_POSTGRES_DSN="mysql://u:geheim@h/d")
     assert "HEARTH_POSTGRES_DSN" in said
     assert "geheim" not in said
-    assert "geheim" not in repr(loaded(monkeypatch, HEARTH_POSTGRES_DSN=GOOD["HEARTH_POSTGRES_DSN"]))
+    settings = loaded(monkeypatch, HEARTH_POSTGRES_DSN=GOOD["HEARTH_POSTGRES_DSN"], HEARTH_TOKEN="geheim-too")
+    for text in (repr(settings), str(settings), str(settings.model_dump()), settings.model_dump_json()):
+        assert "geheim" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HEARTH_POSTGRES_DSN", "postgresql://u:geheim/x@h/d"),
+        ("HEARTH_POSTGRES_DSN", "postgresql://u:geheim#x@h/d"),
+        ("HEARTH_POSTGRES_DSN", "postgresql://u:[geheim@h/d"),
+        ("HEARTH_POSTGRES_DSN", "postgresql://u:geheim@h:99999/d"),
+        ("HEARTH_VALKEY_URL", "redis://u:geheim?x@h/0"),
+        ("HEARTH_VALKEY_URL", "redis://u:geheim@h:port/0"),
+    ],
+)
+def test_a_password_that_is_taken_for_a_port_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
+) -> None:
+    said = refusal(monkeypatch, capsys, **{name: value})
+    assert f"{name} is wrong: has a host or port that cannot be read" in said
+    assert "geheim" not in said
+
+
+@pytest.mark.parametrize(
+    "dsn", ["postgresql://u:p@ss@h/d", "postgresql://[::1]:5432/d", "postgresql://a:1,b:2/d", "postgresql:///d"]
+)
+def test_hosts_that_can_be_read(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
+    assert loaded(monkeypatch, HEARTH_POSTGRES_DSN=dsn).postgres_dsn == Secret(dsn)
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7400", "[::]:7400", "10.0.0.1:7400", "example.org:7400"])

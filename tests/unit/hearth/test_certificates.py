@@ -14,6 +14,7 @@ from hearth.cli import reaching
 from hearth.cli.words import tls_hint
 from hearth.embedded import certificates
 from hearth.embedded.records import ProcessRecord, StackRecord, TlsFiles
+from hearth.secret import Secret
 from hearth.tls import TlsError, read_pair, read_roots
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -112,7 +113,7 @@ def test_the_record_of_a_stack_tells_how_to_call_it(tmp_path: Path, monkeypatch:
 
 
 def test_a_record_of_a_stack_from_before_has_no_tls(tmp_path: Path) -> None:
-    record = StackRecord(postgres_dsn="postgresql://x")
+    record = StackRecord(postgres_dsn=Secret("postgresql://x"))
     record.save(tmp_path / "stack.json")
     path = tmp_path / "stack.json"
     path.write_text(path.read_text().replace('"tls": null', '"later": null'))
