@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # Most tests wait for real processes, so more of them than there are cores run at once.
 PYTEST ?= -n 4 --dist loadfile
 PROTOS := $(shell find protos -name '*.proto')
+# The tests start hundreds of processes, and each would compile anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup browser images demo test exhaustive newcomer coverage-map mutations lint rules conformance soak soak-control exactly-once faults fuzz agents clean
 
