@@ -35,6 +35,7 @@ from services.chassis.clock import Clock, Ids, SystemClock, SystemIds
 from services.chassis.health import Health
 from services.chassis.interceptors import ErrorInterceptor, Streams, TelemetryInterceptor, shutting_down
 from services.chassis.limits import Limits
+from services.chassis.memory import give_back
 from services.chassis.metrics import DEPENDENCY, TASKS, Readings
 from services.chassis.metrics_page import metrics_page
 from services.chassis.scopes import SCOPES, Scope
@@ -146,6 +147,7 @@ Build = Callable[[App[_S]], AbstractAsyncContextManager[None]]
 def run(settings_class: type[_S], name: str, build: Build[_S]) -> NoReturn:
     """The whole life of a service process; never returns. Exit code 0 after a clean stop, 2 when started wrongly."""
     settings = load(settings_class)
+    give_back()
     # Serving allocates much and makes few cycles: collecting as often as usual takes up to a fifth of the time of a hot
     # path, and each whole collection looks at everything that was ever imported.
     gc.collect()
