@@ -23,12 +23,19 @@ def entry(base_url: str, folder: Path) -> dict[str, Any]:
         "request_max_retries": 1,
         "stream_max_retries": 1,
     }
-    configuration: dict[str, Any] = {
-        # One that it knows: it warns of any other in front of every answer.
-        "model": "gpt-5.4",
-        "model_provider": "standin",
-        **{f"model_providers.standin.{name}": value for name, value in provider.items()},
-    }
+    return _entry(
+        {"model_provider": "standin", **{f"model_providers.standin.{name}": provider[name] for name in provider}}
+    )
+
+
+def with_its_own_provider(base_url: str) -> dict[str, Any]:
+    """The same, which wants the key of that provider, and then finds it at `base_url`."""
+    return _entry({"openai_base_url": f"{base_url}/v1"})
+
+
+def _entry(configuration: dict[str, Any]) -> dict[str, Any]:
+    # A model that it knows: it warns of any other in front of every answer.
+    configuration = {"model": "gpt-5.4", **configuration}
     binary = installed("codex", PACKAGES["codex"]) / "@zed-industries" / "codex-acp-linux-x64" / "bin" / "codex-acp"
     binary.chmod(0o755)
     # JSON of strings and numbers is TOML too.
