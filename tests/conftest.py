@@ -56,10 +56,18 @@ def postgres_dsn(servers: Servers) -> Iterator[str]:
     servers.drop_database(dsn)
 
 
+@pytest.fixture
+def migrated_dsn(servers: Servers) -> Iterator[str]:
+    """A fresh database for this test, with the schemas of the services."""
+    dsn = servers.create_database(migrated=True)
+    yield dsn
+    servers.drop_database(dsn)
+
+
 @pytest.fixture(scope="module")
 def module_postgres_dsn(servers: Servers) -> Iterator[str]:
-    """A fresh database for this test module."""
-    dsn = servers.create_database()
+    """A fresh database for this test module, with the schemas of the services."""
+    dsn = servers.create_database(migrated=True)
     yield dsn
     servers.drop_database(dsn)
 

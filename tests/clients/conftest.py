@@ -16,7 +16,7 @@ from tests.support.servers import Servers
 @pytest.fixture(scope="package")
 def house(servers: Servers) -> Iterator[House]:
     """History, relay, sandbox and pool as processes."""
-    directory, dsn = servers.scratch(), servers.create_database()
+    directory, dsn = servers.scratch(), servers.create_database(migrated=True)
     with House(directory, dsn, servers.empty_valkey(), {"HEARTH_SECRET_KEY": new_key()}).running() as found:
         yield found
     servers.drop_database(dsn)

@@ -85,7 +85,7 @@ class PoolScene:
         agent = {"command": _SCRIPTED, "env": {"HEARTH_SCRIPTED_LOG": str(self._journal)}}
         self.house = House(
             directory,
-            servers.create_database(),
+            servers.create_database(migrated=True),
             servers.empty_valkey(),
             {
                 crashpoints.VARIABLE: f"@{self._plan}",

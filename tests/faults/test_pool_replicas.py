@@ -331,10 +331,10 @@ async def test_a_queue_goes_through_the_deaths_of_its_replicas(trio: Trio) -> No
 
 @pytest.mark.exhaustive
 async def test_what_neither_its_holder_nor_who_admitted_it_starts_is_started_by_a_third(
-    servers: Servers, postgres_dsn: str, valkey_url: str
+    servers: Servers, migrated_dsn: str, valkey_url: str
 ) -> None:
     """C4, long before anybody is declared dead."""
-    trio = Trio(servers, postgres_dsn, valkey_url, {"HEARTH_REPLICA_DEAD_AFTER": "600"})
+    trio = Trio(servers, migrated_dsn, valkey_url, {"HEARTH_REPLICA_DEAD_AFTER": "600"})
     with trio.house.running():
         one, two, three = await trio.use()
         session = key()

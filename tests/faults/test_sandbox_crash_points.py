@@ -309,8 +309,8 @@ def test_every_point_has_its_story() -> None:
 
 
 @pytest.mark.parametrize("point", sampled(crashpoints.declared("sandbox"), every=12))
-async def test_killed_at_a_point_it_settles_and_serves(postgres_dsn: str, scratch: Path, point: str) -> None:
-    async with scene(postgres_dsn, scratch) as found:
+async def test_killed_at_a_point_it_settles_and_serves(migrated_dsn: str, scratch: Path, point: str) -> None:
+    async with scene(migrated_dsn, scratch) as found:
         await STORIES[point](Stage(found, point))
         found.witness.check()
         service = await found.started()
@@ -333,7 +333,7 @@ async def test_killed_at_a_point_it_settles_and_serves(postgres_dsn: str, scratc
     ),
 )
 async def test_asked_again_at_once_the_same_claim_gets_one_sandbox_without_waiting_for_a_deadline(
-    postgres_dsn: str, scratch: Path, point: str
+    migrated_dsn: str, scratch: Path, point: str
 ) -> None:
     """With deadlines of an hour: that its worker is dead is seen by the lock that it does not hold any more."""
     patient = {
@@ -346,7 +346,7 @@ async def test_asked_again_at_once_the_same_claim_gets_one_sandbox_without_waiti
     }
     restart = point == "acquire.restart_written"
     epoch = 2 if restart else 1
-    async with scene(postgres_dsn, scratch) as found:
+    async with scene(migrated_dsn, scratch) as found:
         service = await found.started(**patient, **armed(f"sandbox.{point}"))
         async with connected(service.address) as calls:
             if restart:

@@ -50,9 +50,9 @@ def root(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest_asyncio.fixture
-async def one(postgres_dsn: str, root: Path, clock: MovedClock) -> AsyncIterator[Replica]:
+async def one(migrated_dsn: str, root: Path, clock: MovedClock) -> AsyncIterator[Replica]:
     deadlines = {"create_deadline": 120.0, "start_deadline": 60.0, "stop_deadline": 30.0, "delete_deadline": 30.0}
-    async with replica(postgres_dsn, root, clock=clock, **deadlines) as found:
+    async with replica(migrated_dsn, root, clock=clock, **deadlines) as found:
         yield found
     await clear(root)
     assert left_below(root) == []

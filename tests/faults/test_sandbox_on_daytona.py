@@ -91,9 +91,9 @@ def _marked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest_asyncio.fixture
-async def house(postgres_dsn: str, scratch: Path) -> AsyncIterator[House]:
+async def house(migrated_dsn: str, scratch: Path) -> AsyncIterator[House]:
     settings = SandboxSettings(
-        postgres_dsn=Secret(postgres_dsn),
+        postgres_dsn=Secret(migrated_dsn),
         local_root=scratch / "unused",
         providers=["daytona"],
         default_provider="daytona",
@@ -105,7 +105,7 @@ async def house(postgres_dsn: str, scratch: Path) -> AsyncIterator[House]:
         delete_deadline=5.0,
         look_again=0.05,
     )
-    await migrate(Secret(postgres_dsn), "sandbox", "services.sandbox")
+    await migrate(Secret(migrated_dsn), "sandbox", "services.sandbox")
     died: list[str] = []
     tasks = Tasks(died.append)
     async with (

@@ -71,8 +71,8 @@ class House:
 
 
 @pytest_asyncio.fixture
-async def house(postgres_dsn: str, scratch: Path) -> AsyncIterator[House]:
-    async with scene(postgres_dsn, scratch) as found:
+async def house(migrated_dsn: str, scratch: Path) -> AsyncIterator[House]:
+    async with scene(migrated_dsn, scratch) as found:
         services = [found.service(**STEADY) for _ in range(2)]
         await asyncio.gather(*(service.start() for service in services))
         async with connected(services[0].address) as one, connected(services[1].address) as two:
@@ -195,8 +195,8 @@ async def test_a_kill_and_a_restart_at_any_time_leave_nothing_or_one(house: Hous
         assert house.scene.witness.alive() == []
 
 
-async def test_a_holder_that_was_frozen_reaches_nothing_after_its_thaw(postgres_dsn: str, scratch: Path) -> None:
-    async with scene(postgres_dsn, scratch) as found:
+async def test_a_holder_that_was_frozen_reaches_nothing_after_its_thaw(migrated_dsn: str, scratch: Path) -> None:
+    async with scene(migrated_dsn, scratch) as found:
         service = await found.started()
         async with connected(service.address) as calls:
             # It goes silent with a parked and an active sandbox, as a frozen process does.
@@ -230,9 +230,9 @@ async def test_a_holder_that_was_frozen_reaches_nothing_after_its_thaw(postgres_
 
 
 async def test_a_lease_that_runs_out_during_an_acquire_ends_it_only_when_its_caller_is_gone(
-    postgres_dsn: str, scratch: Path
+    migrated_dsn: str, scratch: Path
 ) -> None:
-    async with scene(postgres_dsn, scratch) as found:
+    async with scene(migrated_dsn, scratch) as found:
         service = await found.started()
         async with connected(service.address) as calls:
             found.faults.set("hold-restart_daemon")
@@ -260,11 +260,11 @@ async def test_a_lease_that_runs_out_during_an_acquire_ends_it_only_when_its_cal
     "point", sampled(["acquire.daemon_started", "acquire.created", "acquire.restart_written"], every=3)
 )
 async def test_a_replica_that_freezes_at_work_loses_it_and_harms_nothing_after_its_thaw(
-    postgres_dsn: str, scratch: Path, point: str
+    migrated_dsn: str, scratch: Path, point: str
 ) -> None:
     """It keeps its lock, so its deadline decides."""
     short = {**STEADY, "HEARTH_CREATE_DEADLINE": "2", "HEARTH_START_DEADLINE": "2"}
-    async with scene(postgres_dsn, scratch) as found:
+    async with scene(migrated_dsn, scratch) as found:
         awake = await found.started(**STEADY)
         frozen = await found.started(**short, **{CRASH_POINT: f"sandbox.{point}=stop"})
         async with connected(awake.address) as calls, connected(frozen.address) as lost_calls:
@@ -294,9 +294,9 @@ async def test_a_replica_that_freezes_at_work_loses_it_and_harms_nothing_after_i
 
 @pytest.mark.exhaustive
 async def test_a_replica_that_freezes_while_it_reconciles_does_not_keep_the_other_from_it(
-    postgres_dsn: str, scratch: Path
+    migrated_dsn: str, scratch: Path
 ) -> None:
-    async with scene(postgres_dsn, scratch) as found:
+    async with scene(migrated_dsn, scratch) as found:
         # Another one than the first pass: it must be serving.
         frozen = await found.started(**{CRASH_POINT: "sandbox.reconcile.listed@4=stop"})
         await frozen.logs("crash point reached", timeout=60)
@@ -346,8 +346,8 @@ async def test_random_turns_of_many_sessions_over_two_replicas_keep_to_the_cap(h
 
 
 @pytest.mark.exhaustive
-async def test_a_lower_cap_is_kept_after_a_restart(postgres_dsn: str, scratch: Path) -> None:
-    async with scene(postgres_dsn, scratch) as found:
+async def test_a_lower_cap_is_kept_after_a_restart(migrated_dsn: str, scratch: Path) -> None:
+    async with scene(migrated_dsn, scratch) as found:
         service = await found.started(**{**STEADY, "HEARTH_LOCAL_WARM_CAP": "3"})
         async with connected(service.address) as calls:
             for number in range(3):

@@ -35,8 +35,8 @@ async def talk(stack: RelayStack, turn: Turn, mebibytes: int) -> int:
     return sequence
 
 
-async def test_r26_g08_a_stalled_reader_does_not_grow_the_relay(servers: Servers, postgres_dsn: str) -> None:
-    async with relay_stack(servers, postgres_dsn) as stack:
+async def test_r26_g08_a_stalled_reader_does_not_grow_the_relay(servers: Servers, migrated_dsn: str) -> None:
+    async with relay_stack(servers, migrated_dsn) as stack:
         turn = stack.turn()
         await turn.start()
         async with (

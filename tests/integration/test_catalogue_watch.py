@@ -164,9 +164,9 @@ async def test_r25_a_silent_connection_is_left_for_a_new_one(
         assert reader.requests[1].after == reader.cursors[0]
 
 
-async def test_g13_a_connection_that_got_old_is_a_resume(servers: Servers, postgres_dsn: str) -> None:
+async def test_g13_a_connection_that_got_old_is_a_resume(servers: Servers, migrated_dsn: str) -> None:
     async with relay_stack(
-        servers, postgres_dsn, HEARTH_CONNECTION_AGE="0.5", HEARTH_CONNECTION_AGE_GRACE="0.3"
+        servers, migrated_dsn, HEARTH_CONNECTION_AGE="0.5", HEARTH_CONNECTION_AGE_GRACE="0.3"
     ) as stack:
         session, history = events.key(), stack.channel(stack.history)
         async with watching(stack.relay.address, session) as reader:

@@ -34,7 +34,7 @@ async def stand_in(tmp_path: Path) -> AsyncIterator[RemoteStandIn]:
 
 @pytest_asyncio.fixture
 async def backend(
-    stand_in: RemoteStandIn, servers: Servers, tmp_path: Path, postgres_dsn: str, valkey_url: str
+    stand_in: RemoteStandIn, servers: Servers, tmp_path: Path, migrated_dsn: str, valkey_url: str
 ) -> AsyncIterator[Backend]:
     """A backend of services that use it."""
     settings = {
@@ -45,7 +45,7 @@ async def backend(
         "HEARTH_DAYTONA_DAEMON": json.dumps(AGENTD),
         "HEARTH_DAYTONA_MOUNT": str(tmp_path / "mounts"),
     }
-    house = House(servers.scratch(), postgres_dsn, valkey_url, settings)
+    house = House(servers.scratch(), migrated_dsn, valkey_url, settings)
     try:
         await asyncio.to_thread(house.start_blocking)
         found = Backend(house)

@@ -56,11 +56,11 @@ class Load:
 
 
 async def test_history_is_killed_under_load(
-    start_service: StartService, postgres_dsn: str, valkey_url: str, scratch: Path
+    start_service: StartService, migrated_dsn: str, valkey_url: str, scratch: Path
 ) -> None:
-    env = {"HEARTH_POSTGRES_DSN": postgres_dsn, "HEARTH_VALKEY_URL": valkey_url}
+    env = {"HEARTH_POSTGRES_DSN": migrated_dsn, "HEARTH_VALKEY_URL": valkey_url}
     service = await start_service("services.history", **env)
-    async with Load([service.address], scratch / "acks", postgres_dsn) as load:
+    async with Load([service.address], scratch / "acks", migrated_dsn) as load:
         for _ in range(2):
             await load.more()
             await asyncio.to_thread(service.kill9)
@@ -70,13 +70,13 @@ async def test_history_is_killed_under_load(
 
 
 async def test_one_of_two_replicas_is_killed_under_load(
-    start_service: StartService, postgres_dsn: str, valkey_url: str, scratch: Path
+    start_service: StartService, migrated_dsn: str, valkey_url: str, scratch: Path
 ) -> None:
-    env = {"HEARTH_POSTGRES_DSN": postgres_dsn, "HEARTH_VALKEY_URL": valkey_url}
+    env = {"HEARTH_POSTGRES_DSN": migrated_dsn, "HEARTH_VALKEY_URL": valkey_url}
     first = await start_service("services.history", **env)
     second = await start_service("services.history", **env)
     addresses = [first.address, second.address]
-    async with Load(addresses, scratch / "acks", postgres_dsn) as load:
+    async with Load(addresses, scratch / "acks", migrated_dsn) as load:
         await load.more()
         await asyncio.to_thread(second.kill9)
         addresses[1] = first.address
@@ -85,11 +85,11 @@ async def test_one_of_two_replicas_is_killed_under_load(
 
 
 async def test_a_stop_in_order_answers_what_it_has_taken(
-    start_service: StartService, postgres_dsn: str, valkey_url: str, scratch: Path
+    start_service: StartService, migrated_dsn: str, valkey_url: str, scratch: Path
 ) -> None:
-    env = {"HEARTH_POSTGRES_DSN": postgres_dsn, "HEARTH_VALKEY_URL": valkey_url}
+    env = {"HEARTH_POSTGRES_DSN": migrated_dsn, "HEARTH_VALKEY_URL": valkey_url}
     service = await start_service("services.history", **env)
-    async with Load([service.address], scratch / "acks", postgres_dsn) as load:
+    async with Load([service.address], scratch / "acks", migrated_dsn) as load:
         await load.more()
         assert await service.terminate(10) == 0
         await service.restart()
@@ -124,13 +124,13 @@ async def test_postgres_is_killed_under_load(
 
 
 async def test_a_frozen_replica_holds_no_lock(
-    start_service: StartService, postgres_dsn: str, valkey_url: str, scratch: Path
+    start_service: StartService, migrated_dsn: str, valkey_url: str, scratch: Path
 ) -> None:
-    env = {"HEARTH_POSTGRES_DSN": postgres_dsn, "HEARTH_VALKEY_URL": valkey_url}
+    env = {"HEARTH_POSTGRES_DSN": migrated_dsn, "HEARTH_VALKEY_URL": valkey_url}
     frozen: ServiceProcess = await start_service("services.history", **env)
     awake: ServiceProcess = await start_service("services.history", **env)
     async with (
-        Load([frozen.address], scratch / "acks", postgres_dsn) as load,
+        Load([frozen.address], scratch / "acks", migrated_dsn) as load,
         grpc.aio.insecure_channel(awake.address) as channel,
     ):
         for _ in range(3):

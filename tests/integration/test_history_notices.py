@@ -50,9 +50,9 @@ async def listening(url: str, session: session_pb2.SessionKey) -> AsyncIterator[
 
 
 async def test_every_commit_is_told_with_its_events(
-    start_service: StartService, postgres_dsn: str, valkey_url: str
+    start_service: StartService, migrated_dsn: str, valkey_url: str
 ) -> None:
-    service = await start_service("services.history", HEARTH_POSTGRES_DSN=postgres_dsn, HEARTH_VALKEY_URL=valkey_url)
+    service = await start_service("services.history", HEARTH_POSTGRES_DSN=migrated_dsn, HEARTH_VALKEY_URL=valkey_url)
     session = events.key()
     async with grpc.aio.insecure_channel(service.address) as channel, listening(valkey_url, session) as heard:
         history = Client(channel)
@@ -78,13 +78,13 @@ async def test_every_commit_is_told_with_its_events(
 
 
 async def test_history_starts_and_serves_without_a_bus_and_finds_it_later(
-    start_service: StartService, postgres_dsn: str, scratch: Path
+    start_service: StartService, migrated_dsn: str, scratch: Path
 ) -> None:
     bus = EmbeddedValkey(scratch / "valkey")
     port = (await asyncio.to_thread(bus.start_detached)).port
     await asyncio.to_thread(bus.stop)
     url = f"redis://127.0.0.1:{port}/0"
-    service = await start_service("services.history", HEARTH_POSTGRES_DSN=postgres_dsn, HEARTH_VALKEY_URL=url)
+    service = await start_service("services.history", HEARTH_POSTGRES_DSN=migrated_dsn, HEARTH_VALKEY_URL=url)
     session = events.key()
     bus = EmbeddedValkey(scratch / "valkey", port=port)
     try:
@@ -114,10 +114,10 @@ async def told(history: Client, session: session_pb2.SessionKey, heard: Heard) -
     assert heard.sequences[0] <= sequence
 
 
-async def test_a_bus_that_hangs_delays_no_commit(start_service: StartService, postgres_dsn: str, scratch: Path) -> None:
+async def test_a_bus_that_hangs_delays_no_commit(start_service: StartService, migrated_dsn: str, scratch: Path) -> None:
     bus = EmbeddedValkey(scratch / "valkey")
     running = await asyncio.to_thread(bus.start_detached)
-    service = await start_service("services.history", HEARTH_POSTGRES_DSN=postgres_dsn, HEARTH_VALKEY_URL=running.url)
+    service = await start_service("services.history", HEARTH_POSTGRES_DSN=migrated_dsn, HEARTH_VALKEY_URL=running.url)
     session = events.key()
     try:
         async with grpc.aio.insecure_channel(service.address) as channel:

@@ -39,15 +39,15 @@ async def away(dsn: str) -> AsyncIterator[None]:
 
 
 async def test_an_outage_is_unavailable_and_heals(
-    start_service: StartService, postgres_dsn: str, valkey_url: str
+    start_service: StartService, migrated_dsn: str, valkey_url: str
 ) -> None:
-    service = await start_service("services.history", HEARTH_POSTGRES_DSN=postgres_dsn, HEARTH_VALKEY_URL=valkey_url)
+    service = await start_service("services.history", HEARTH_POSTGRES_DSN=migrated_dsn, HEARTH_VALKEY_URL=valkey_url)
     session = events.key()
     async with grpc.aio.insecure_channel(service.address) as channel:
         history = Client(channel)
         first, second = events.user_message(), events.user_message()
         await history.accepted(session, first)
-        async with away(postgres_dsn):
+        async with away(migrated_dsn):
             for call in (history.append(session, second), history.page(session), history.heads(session)):
                 error = await refused(call)
                 assert isinstance(error, Unavailable)
@@ -61,14 +61,14 @@ async def test_an_outage_is_unavailable_and_heals(
 
 
 async def test_a_restart_of_postgres_costs_one_answer_at_most(
-    start_service: StartService, postgres_dsn: str, valkey_url: str
+    start_service: StartService, migrated_dsn: str, valkey_url: str
 ) -> None:
-    service = await start_service("services.history", HEARTH_POSTGRES_DSN=postgres_dsn, HEARTH_VALKEY_URL=valkey_url)
+    service = await start_service("services.history", HEARTH_POSTGRES_DSN=migrated_dsn, HEARTH_VALKEY_URL=valkey_url)
     session = events.key()
     async with grpc.aio.insecure_channel(service.address) as channel:
         history = Client(channel)
         await history.accepted(session, events.user_message())
-        async with away(postgres_dsn):
+        async with away(migrated_dsn):
             pass
         event = events.user_message()
         try:
@@ -82,16 +82,16 @@ async def test_a_restart_of_postgres_costs_one_answer_at_most(
 
 
 async def test_after_a_failed_request_nothing_behind_it_is_committed(
-    start_service: StartService, postgres_dsn: str, valkey_url: str
+    start_service: StartService, migrated_dsn: str, valkey_url: str
 ) -> None:
     service = await start_service(
         "services.history",
-        HEARTH_POSTGRES_DSN=postgres_dsn,
+        HEARTH_POSTGRES_DSN=migrated_dsn,
         HEARTH_VALKEY_URL=valkey_url,
         HEARTH_POSTGRES_LOCK_TIMEOUT="0.3",
     )
     session, run = events.key(), events.Run()
-    async with grpc.aio.insecure_channel(service.address) as channel, connected(postgres_dsn) as holder:
+    async with grpc.aio.insecure_channel(service.address) as channel, connected(migrated_dsn) as holder:
         history = Client(channel)
         await history.accepted(session, run.started())
         message, ending = run.message(), run.completed(counted=0)
@@ -116,17 +116,17 @@ async def test_after_a_failed_request_nothing_behind_it_is_committed(
 
 
 async def test_a_full_queue_refuses_and_says_when_to_come_back(
-    start_service: StartService, postgres_dsn: str, valkey_url: str
+    start_service: StartService, migrated_dsn: str, valkey_url: str
 ) -> None:
     service = await start_service(
         "services.history",
-        HEARTH_POSTGRES_DSN=postgres_dsn,
+        HEARTH_POSTGRES_DSN=migrated_dsn,
         HEARTH_VALKEY_URL=valkey_url,
         HEARTH_HISTORY_QUEUE_EVENTS="10",
         HEARTH_HISTORY_LANES="1",
     )
     session = events.key()
-    async with grpc.aio.insecure_channel(service.address) as channel, connected(postgres_dsn) as holder:
+    async with grpc.aio.insecure_channel(service.address) as channel, connected(migrated_dsn) as holder:
         history = Client(channel)
         await history.accepted(session, events.user_message())
         transaction = holder.transaction()
@@ -148,9 +148,9 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back(
 
 
 async def test_replicas_that_start_together_migrate_once(
-    start_service: StartService, servers: Servers, postgres_dsn: str, valkey_url: str
+    start_service: StartService, servers: Servers, migrated_dsn: str, valkey_url: str
 ) -> None:
-    env = {"HEARTH_POSTGRES_DSN": postgres_dsn, "HEARTH_VALKEY_URL": valkey_url}
+    env = {"HEARTH_POSTGRES_DSN": migrated_dsn, "HEARTH_VALKEY_URL": valkey_url}
     first, second = await asyncio.gather(*(start_service("services.history", **env) for _ in range(2)))
     session = events.key()
     for service, expected in ((first, 1), (second, 2)):

@@ -18,10 +18,10 @@ EACH = 40
 
 
 async def test_no_table_is_scanned_and_no_lookup_grows_with_its_log(
-    start_service: StartService, postgres_dsn: str, valkey_url: str
+    start_service: StartService, migrated_dsn: str, valkey_url: str
 ) -> None:
-    service = await start_service("services.history", HEARTH_POSTGRES_DSN=postgres_dsn, HEARTH_VALKEY_URL=valkey_url)
-    database: Any = await asyncpg.connect(postgres_dsn)
+    service = await start_service("services.history", HEARTH_POSTGRES_DSN=migrated_dsn, HEARTH_VALKEY_URL=valkey_url)
+    database: Any = await asyncpg.connect(migrated_dsn)
     await database.execute("ALTER TABLE history.events SET (autovacuum_enabled = false)")
     await database.execute("ALTER TABLE history.logs SET (autovacuum_enabled = false)")
     runs = [(events.key(), events.Run()) for _ in range(SESSIONS)]

@@ -59,12 +59,12 @@ class House:
 
 
 @pytest_asyncio.fixture
-async def house(start_service: StartService, postgres_dsn: str, valkey_url: str) -> AsyncIterator[House]:
+async def house(start_service: StartService, migrated_dsn: str, valkey_url: str) -> AsyncIterator[House]:
     """One replica without the setting."""
-    service = await start_service("services.history", HEARTH_POSTGRES_DSN=postgres_dsn, HEARTH_VALKEY_URL=valkey_url)
-    database: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(postgres_dsn, server_settings=PLANNER)
+    service = await start_service("services.history", HEARTH_POSTGRES_DSN=migrated_dsn, HEARTH_VALKEY_URL=valkey_url)
+    database: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(migrated_dsn, server_settings=PLANNER)
     async with grpc.aio.insecure_channel(service.address) as channel:
-        yield House(Client(channel), database, postgres_dsn, valkey_url)
+        yield House(Client(channel), database, migrated_dsn, valkey_url)
     await database.close()
 
 
@@ -171,7 +171,7 @@ async def test_replicas_share_a_round_beside_appenders(house: House) -> None:
 
 
 async def test_a_service_with_the_setting_does_it(
-    house: House, start_service: StartService, postgres_dsn: str, valkey_url: str
+    house: House, start_service: StartService, migrated_dsn: str, valkey_url: str
 ) -> None:
     history, session = house.history, events.key()
     await history.accepted(session, *(events.custom() for _ in range(30)))
@@ -179,7 +179,7 @@ async def test_a_service_with_the_setting_does_it(
     for _ in range(2):
         await start_service(
             "services.history",
-            HEARTH_POSTGRES_DSN=postgres_dsn,
+            HEARTH_POSTGRES_DSN=migrated_dsn,
             HEARTH_VALKEY_URL=valkey_url,
             HEARTH_HISTORY_RETENTION="86400",
         )

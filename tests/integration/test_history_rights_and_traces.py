@@ -39,7 +39,7 @@ class WithToken(Client):
 
 
 async def test_tokens_reach_their_own_project_only(
-    start_service: StartService, postgres_dsn: str, valkey_url: str, scratch: Path
+    start_service: StartService, migrated_dsn: str, valkey_url: str, scratch: Path
 ) -> None:
     scopes = {
         "reader": ("mine", ["read"]),
@@ -56,7 +56,7 @@ async def test_tokens_reach_their_own_project_only(
             }
         )
     )
-    env = {"HEARTH_POSTGRES_DSN": postgres_dsn, "HEARTH_VALKEY_URL": valkey_url, "HEARTH_AUTH_FILE": str(auth)}
+    env = {"HEARTH_POSTGRES_DSN": migrated_dsn, "HEARTH_VALKEY_URL": valkey_url, "HEARTH_AUTH_FILE": str(auth)}
     service = await start_service("services.history", **env)
     mine, other = events.key(project="mine"), events.key(project="other")
     async with grpc.aio.insecure_channel(service.address) as channel:
@@ -99,12 +99,12 @@ def traceparent(trace_id: str) -> str:
 
 
 async def test_a_turn_s_trace_goes_through_the_commit_to_the_bus(
-    start_service: StartService, postgres_dsn: str, valkey_url: str, scratch: Path
+    start_service: StartService, migrated_dsn: str, valkey_url: str, scratch: Path
 ) -> None:
     trace_file = scratch / "spans.jsonl"
     service = await start_service(
         "services.history",
-        HEARTH_POSTGRES_DSN=postgres_dsn,
+        HEARTH_POSTGRES_DSN=migrated_dsn,
         HEARTH_VALKEY_URL=valkey_url,
         HEARTH_TRACE_FILE=str(trace_file),
         HEARTH_HISTORY_LANES="1",

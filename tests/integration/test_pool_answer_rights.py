@@ -33,7 +33,7 @@ def answer_to(gate: Gate) -> calls.AnswerInteractionsRequest:
 
 
 async def test_n102_an_answer_needs_a_right_and_nothing_else_that_could_be_away(
-    start_service: StartService, postgres_dsn: str, scratch: Path
+    start_service: StartService, migrated_dsn: str, scratch: Path
 ) -> None:
     key = new_key()
     tokens = {
@@ -41,12 +41,12 @@ async def test_n102_an_answer_needs_a_right_and_nothing_else_that_could_be_away(
         for name, (project, scopes) in TOKENS.items()
     }
     (scratch / "auth.json").write_text(json.dumps(tokens))
-    async with rows_on(postgres_dsn) as rows:
+    async with rows_on(migrated_dsn) as rows:
         _, (gate, other) = await rows.paused(key, 2)
         # History and the others do not answer, and nothing here has to wait for them.
         service = await start_service(
             "services.pool",
-            HEARTH_POSTGRES_DSN=postgres_dsn,
+            HEARTH_POSTGRES_DSN=migrated_dsn,
             HEARTH_AUTH_FILE=str(scratch / "auth.json"),
             HEARTH_TOKEN="none",
             **{f"HEARTH_{name}_ADDRESS": "127.0.0.1:1" for name in ("HISTORY", "RELAY", "SANDBOX")},

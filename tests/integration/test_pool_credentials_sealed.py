@@ -70,7 +70,7 @@ async def database(dsn: str) -> bytes:
 @pytest.fixture
 def loud_house(servers: Servers) -> Iterator[House]:
     """Services that log and trace all they can."""
-    dsn, directory = servers.create_database(), servers.scratch()
+    dsn, directory = servers.create_database(migrated=True), servers.scratch()
     env = {"HEARTH_SECRET_KEY": new_key(), "HEARTH_LOG_LEVEL": "DEBUG", "HEARTH_LOG_FORMAT": "json"}
     found = House(directory, dsn, servers.empty_valkey(), env)
     for name, process in found.processes.items():

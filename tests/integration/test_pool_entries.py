@@ -86,7 +86,7 @@ class Recorded:
 @asynccontextmanager
 async def recorded_house(servers: Servers, **env: str) -> AsyncIterator[Recorded]:
     """Services of their own, with the recorder before their sandbox service."""
-    dsn = servers.create_database()
+    dsn = servers.create_database(migrated=True)
     agents = {
         "other": {"command": SCRIPTED, "env": {"MODEL_KEY": "for all"}},
         "broken": {"command": ["false"]},

@@ -17,17 +17,17 @@ from tests.support.servers import Servers
 
 
 @pytest_asyncio.fixture
-async def door(postgres_dsn: str) -> AsyncIterator[Door]:
+async def door(migrated_dsn: str) -> AsyncIterator[Door]:
     """Between the pool and its database."""
-    async with door_to(postgres_dsn) as found:
+    async with door_to(migrated_dsn) as found:
         yield found
 
 
 @pytest_asyncio.fixture
-async def house(servers: Servers, door: Door, postgres_dsn: str, valkey_url: str) -> AsyncIterator[House]:
+async def house(servers: Servers, door: Door, migrated_dsn: str, valkey_url: str) -> AsyncIterator[House]:
     """Services of which the pool reaches the database through the door."""
-    found = House(servers.scratch(), postgres_dsn, valkey_url, {"HEARTH_SHUTDOWN_GRACE": "12"})
-    found.pool.env["HEARTH_POSTGRES_DSN"] = through(door, postgres_dsn)
+    found = House(servers.scratch(), migrated_dsn, valkey_url, {"HEARTH_SHUTDOWN_GRACE": "12"})
+    found.pool.env["HEARTH_POSTGRES_DSN"] = through(door, migrated_dsn)
     try:
         await asyncio.to_thread(found.start_blocking)
         yield found

@@ -30,13 +30,13 @@ SESSIONS = 20
 
 @asynccontextmanager
 async def relay_in_this_process(
-    servers: Servers, postgres_dsn: str, valkey_url: str
+    servers: Servers, migrated_dsn: str, valkey_url: str
 ) -> AsyncIterator[tuple[App[RelaySettings], grpc.aio.Channel]]:
     """A relay whose tasks can be counted, and a channel to its history."""
     history = ServiceProcess(
         "services.history",
         servers.scratch(),
-        {"HEARTH_POSTGRES_DSN": postgres_dsn, "HEARTH_VALKEY_URL": valkey_url},
+        {"HEARTH_POSTGRES_DSN": migrated_dsn, "HEARTH_VALKEY_URL": valkey_url},
     )
     await history.start()
     try:
@@ -66,9 +66,9 @@ def relay_tasks() -> list[str]:
     return sorted(task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith(("relay", "bus")))
 
 
-async def test_two_hundred_subscribers_come_and_go(servers: Servers, postgres_dsn: str, valkey_url: str) -> None:
+async def test_two_hundred_subscribers_come_and_go(servers: Servers, migrated_dsn: str, valkey_url: str) -> None:
     async with (
-        relay_in_this_process(servers, postgres_dsn, valkey_url) as (app, history),
+        relay_in_this_process(servers, migrated_dsn, valkey_url) as (app, history),
         redis.asyncio.Redis.from_url(valkey_url) as valkey,
     ):
         relay = grpc.aio.insecure_channel(app.address)

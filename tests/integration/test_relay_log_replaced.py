@@ -13,9 +13,9 @@ from tests.support.relay_turns import append
 from tests.support.servers import Servers
 
 
-async def test_readers_of_a_replaced_log_are_told(servers: Servers, postgres_dsn: str) -> None:
-    other_dsn = servers.create_database()
-    async with relay_stack(servers, postgres_dsn) as stack:
+async def test_readers_of_a_replaced_log_are_told(servers: Servers, migrated_dsn: str) -> None:
+    other_dsn = servers.create_database(migrated=True)
+    async with relay_stack(servers, migrated_dsn) as stack:
         session, untouched = events.key(), events.key()
         for each in (session, untouched):
             await append(stack.channel(stack.history), each, events.custom(), events.custom())

@@ -46,7 +46,7 @@ async def refusal(channel: grpc.aio.Channel, method: str, token: str, project: s
     return None
 
 
-async def test_scopes_and_projects(servers: Servers, postgres_dsn: str, tmp_path: Path) -> None:
+async def test_scopes_and_projects(servers: Servers, migrated_dsn: str, tmp_path: Path) -> None:
     auth = tmp_path / "tokens.json"
     entries = {
         "reader": {"name": "reader", "project": "mine", "scopes": ["read"]},
@@ -54,7 +54,7 @@ async def test_scopes_and_projects(servers: Servers, postgres_dsn: str, tmp_path
         "tied": {"name": "tied", "project": "mine", "scopes": ["internal"]},
     }
     auth.write_text(json.dumps({hash_token(token): entry for token, entry in entries.items()}))
-    async with relay_stack(servers, postgres_dsn, HEARTH_AUTH_FILE=str(auth)) as stack:
+    async with relay_stack(servers, migrated_dsn, HEARTH_AUTH_FILE=str(auth)) as stack:
         expected = {
             ("Subscribe", "reader", "mine"): None,
             ("Subscribe", "reader", "theirs"): "PROJECT_DENIED",
@@ -71,10 +71,10 @@ async def test_scopes_and_projects(servers: Servers, postgres_dsn: str, tmp_path
 
 @pytest.mark.parametrize("size", [10, 100_000])
 async def test_a_notice_goes_on_with_the_trace_of_its_commit(
-    servers: Servers, postgres_dsn: str, tmp_path: Path, size: int
+    servers: Servers, migrated_dsn: str, tmp_path: Path, size: int
 ) -> None:
     trace_file = tmp_path / "spans.jsonl"
-    async with relay_stack(servers, postgres_dsn, HEARTH_TRACE_FILE=str(trace_file)) as stack:
+    async with relay_stack(servers, migrated_dsn, HEARTH_TRACE_FILE=str(trace_file)) as stack:
         session = events.key()
         async with reading(stack.channel(), session) as reader:
             await reader.until_ready()
@@ -97,10 +97,10 @@ async def test_a_notice_goes_on_with_the_trace_of_its_commit(
 
 
 async def test_a_reader_s_span_ends_while_its_stream_goes_on(
-    servers: Servers, postgres_dsn: str, tmp_path: Path
+    servers: Servers, migrated_dsn: str, tmp_path: Path
 ) -> None:
     trace_file = tmp_path / "spans.jsonl"
-    async with relay_stack(servers, postgres_dsn, HEARTH_TRACE_FILE=str(trace_file)) as stack:
+    async with relay_stack(servers, migrated_dsn, HEARTH_TRACE_FILE=str(trace_file)) as stack:
         trace_id = "0af7651916cd43dd8448eb211c80319c"
         stub = relay_service_pb2_grpc.RelayServiceStub(stack.channel())
         call = stub.Subscribe(

@@ -106,8 +106,8 @@ async def test_events_beyond_what_the_relay_keeps_come_from_history(stack: Relay
         assert slow.sequences == list(range(1, 602))
 
 
-async def test_a_reader_that_takes_nothing_is_cut_off_with_its_cursor(servers: Servers, postgres_dsn: str) -> None:
-    async with relay_stack(servers, postgres_dsn, HEARTH_RELAY_SLOW_READER="1") as stack:
+async def test_a_reader_that_takes_nothing_is_cut_off_with_its_cursor(servers: Servers, migrated_dsn: str) -> None:
+    async with relay_stack(servers, migrated_dsn, HEARTH_RELAY_SLOW_READER="1") as stack:
         session = events.key()
         history = stack.channel(stack.history)
         async with reading(stack.channel(), session) as stalled, reading(stack.channel(), session) as quick:
@@ -136,9 +136,9 @@ async def test_a_reader_that_takes_nothing_is_cut_off_with_its_cursor(servers: S
             assert slowest < 1.0
 
 
-async def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(servers: Servers, postgres_dsn: str) -> None:
+async def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(servers: Servers, migrated_dsn: str) -> None:
     """Its stream cannot be told that it ends. The grace of a shutdown is for work, and here none is left."""
-    async with relay_stack(servers, postgres_dsn, HEARTH_SHUTDOWN_GRACE="300") as stack:
+    async with relay_stack(servers, migrated_dsn, HEARTH_SHUTDOWN_GRACE="300") as stack:
         session = events.key()
         async with reading(stack.channel(), session) as stalled, reading(stack.channel(), session) as quick:
             await stalled.until_ready()

@@ -49,8 +49,8 @@ async def follow(stack: RelayStack, session: session_pb2.SessionKey, endings: in
     return reader
 
 
-async def test_what_is_said_in_many_sessions_arrives_whole(servers: Servers, postgres_dsn: str) -> None:
-    async with relay_stack(servers, postgres_dsn) as stack:
+async def test_what_is_said_in_many_sessions_arrives_whole(servers: Servers, migrated_dsn: str) -> None:
+    async with relay_stack(servers, migrated_dsn) as stack:
         # On a loaded machine the relay may take longer than an event waits for its frames; here nothing may be lost.
         limits = ProducerLimits(hold=30.0)
         producer = Producer(
@@ -70,10 +70,10 @@ async def test_what_is_said_in_many_sessions_arrives_whole(servers: Servers, pos
 
 
 async def test_frames_of_an_execution_that_was_ended_above_its_writer_get_in_no_more(
-    servers: Servers, postgres_dsn: str
+    servers: Servers, migrated_dsn: str
 ) -> None:
     """As after a takeover: whoever wrote it may be frozen, and know nothing of it."""
-    async with relay_stack(servers, postgres_dsn) as stack:
+    async with relay_stack(servers, migrated_dsn) as stack:
         frozen, other = (
             Producer(history=stack.channel(stack.history), relay=stack.channel(), clock=SystemClock()) for _ in range(2)
         )

@@ -95,9 +95,9 @@ async def test_flushall_with_a_stale_producer_alive(stack: RelayStack) -> None:
         assert reader.gaps == []
 
 
-async def test_lost_notices_are_found_by_comparing_heads(servers: Servers, postgres_dsn: str) -> None:
+async def test_lost_notices_are_found_by_comparing_heads(servers: Servers, migrated_dsn: str) -> None:
     """The bus is there and says nothing: history publishes to another one."""
-    async with relay_stack(servers, postgres_dsn) as stack:
+    async with relay_stack(servers, migrated_dsn) as stack:
         quiet = await asyncio.to_thread(servers.empty_valkey)
         mute = ServiceProcess("services.history", servers.scratch(), {**stack.history.env, "HEARTH_VALKEY_URL": quiet})
         await mute.start()
@@ -134,9 +134,9 @@ async def test_a_valkey_that_hangs_keeps_nobody_from_events(stack: RelayStack) -
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 async def test_a_valkey_that_may_drop_keys_is_refused_at_the_start(
-    servers: Servers, postgres_dsn: str, policy: str
+    servers: Servers, migrated_dsn: str, policy: str
 ) -> None:
-    stack = await asyncio.to_thread(RelayStack, servers, postgres_dsn, 0, {})
+    stack = await asyncio.to_thread(RelayStack, servers, migrated_dsn, 0, {})
     try:
         async with stack.valkey() as valkey:
             await valkey.config_set("maxmemory-policy", policy)

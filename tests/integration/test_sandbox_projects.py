@@ -25,7 +25,7 @@ class Bearer(grpc.aio.UnaryUnaryClientInterceptor):
         return await continuation(details._replace(metadata=metadata), request)
 
 
-async def test_projects_are_closed_to_each_other(start_service: StartService, postgres_dsn: str, scratch: Path) -> None:
+async def test_projects_are_closed_to_each_other(start_service: StartService, migrated_dsn: str, scratch: Path) -> None:
     scopes = ["internal", "admin"]
     tokens = {
         hash_token("of p1"): {"name": "one", "project": "p1", "scopes": scopes},
@@ -35,7 +35,7 @@ async def test_projects_are_closed_to_each_other(start_service: StartService, po
     (scratch / "auth.json").write_text(json.dumps(tokens))
     service = await start_service(
         "services.sandbox",
-        **service_environment(postgres_dsn, scratch / "sandboxes", HEARTH_AUTH_FILE=str(scratch / "auth.json")),
+        **service_environment(migrated_dsn, scratch / "sandboxes", HEARTH_AUTH_FILE=str(scratch / "auth.json")),
     )
     channels = {
         name: grpc.aio.insecure_channel(service.address, interceptors=[Bearer(f"of {name}")])

@@ -40,8 +40,8 @@ def root(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest_asyncio.fixture
-async def one(postgres_dsn: str, root: Path) -> AsyncIterator[Replica]:
-    async with replica(postgres_dsn, root) as found:
+async def one(migrated_dsn: str, root: Path) -> AsyncIterator[Replica]:
+    async with replica(migrated_dsn, root) as found:
         yield found
     await clear(root)
     assert left_below(root) == []
@@ -86,8 +86,8 @@ async def test_a_refusal_is_told_and_leaves_nothing(one: Replica) -> None:
     assert await one.rows() == []
 
 
-async def test_a_create_that_hangs_ends_in_time_and_what_comes_late_is_deleted(postgres_dsn: str, root: Path) -> None:
-    async with replica(postgres_dsn, root, create_deadline=0.5) as one:
+async def test_a_create_that_hangs_ends_in_time_and_what_comes_late_is_deleted(migrated_dsn: str, root: Path) -> None:
+    async with replica(migrated_dsn, root, create_deadline=0.5) as one:
         hang = one.switches.pause("create")
         error = await refusal(one.acquire("s", holder=holder()))
         assert (error.code.name, error.reason) == ("UNAVAILABLE", "PROVIDER_UNAVAILABLE")
@@ -130,9 +130,9 @@ async def test_a_stop_that_fails_becomes_a_delete(one: Replica) -> None:
 
 
 async def test_a_delete_that_fails_leaves_an_orphan_that_counts_until_it_is_seen_gone(
-    postgres_dsn: str, root: Path
+    migrated_dsn: str, root: Path
 ) -> None:
-    async with replica(postgres_dsn, root, local_warm_cap=1) as one:
+    async with replica(migrated_dsn, root, local_warm_cap=1) as one:
         me = holder()
         first = await one.acquire("s", 1, holder=me)
         assert await one.release("s", 1) is Disposition.PARKED
@@ -219,8 +219,8 @@ async def test_a_list_that_was_slow_mends_nothing_by_what_was(one: Replica) -> N
     assert (row.observed, row.tenure) == (Observed.RUNNING, Tenure.ACTIVE)
 
 
-async def test_unknown_instances_are_deleted_when_old_and_few(postgres_dsn: str, root: Path) -> None:
-    async with replica(postgres_dsn, root, create_deadline=0.5) as one:
+async def test_unknown_instances_are_deleted_when_old_and_few(migrated_dsn: str, root: Path) -> None:
+    async with replica(migrated_dsn, root, create_deadline=0.5) as one:
         keep = await one.acquire("keep", holder=holder())
         ids = [(await one.acquire(f"s{number}", holder=holder())).sandbox_id for number in range(6)]
         await asyncio.sleep(0.5)
@@ -237,9 +237,9 @@ async def test_unknown_instances_are_deleted_when_old_and_few(postgres_dsn: str,
     await clear(root)
 
 
-async def test_two_replicas_serve_one_claim_as_one(postgres_dsn: str, root: Path) -> None:
+async def test_two_replicas_serve_one_claim_as_one(migrated_dsn: str, root: Path) -> None:
     me = holder()
-    async with replica(postgres_dsn, root) as one, replica(postgres_dsn, root) as two:
+    async with replica(migrated_dsn, root) as one, replica(migrated_dsn, root) as two:
         for epoch in range(1, 4):
             answers = await asyncio.gather(*(part.acquire("s", epoch, holder=me) for part in (one, two, one, two)))
             assert len({(answer.sandbox_id, answer.token, answer.how) for answer in answers}) == 1
@@ -250,12 +250,12 @@ async def test_two_replicas_serve_one_claim_as_one(postgres_dsn: str, root: Path
 
 @pytest.mark.parametrize("landed", [True, False])
 async def test_a_worker_that_died_in_a_create_is_adopted_after_its_deadline(
-    postgres_dsn: str, root: Path, landed: bool
+    migrated_dsn: str, root: Path, landed: bool
 ) -> None:
     me = holder()
     async with (
-        replica(postgres_dsn, root, create_deadline=1.0, start_deadline=1.0) as dead,
-        replica(postgres_dsn, root) as alive,
+        replica(migrated_dsn, root, create_deadline=1.0, start_deadline=1.0) as dead,
+        replica(migrated_dsn, root) as alive,
     ):
         dead.switches.pause("create", after=landed)
         lost = asyncio.create_task(dead.acquire("s", holder=me))
@@ -270,10 +270,10 @@ async def test_a_worker_that_died_in_a_create_is_adopted_after_its_deadline(
     await clear(root)
 
 
-async def test_without_a_caller_the_reconciler_ends_what_a_dead_worker_left(postgres_dsn: str, root: Path) -> None:
+async def test_without_a_caller_the_reconciler_ends_what_a_dead_worker_left(migrated_dsn: str, root: Path) -> None:
     async with (
-        replica(postgres_dsn, root, create_deadline=0.5, start_deadline=0.5) as dead,
-        replica(postgres_dsn, root) as alive,
+        replica(migrated_dsn, root, create_deadline=0.5, start_deadline=0.5) as dead,
+        replica(migrated_dsn, root) as alive,
     ):
         dead.switches.pause("create", after=True)
         lost = asyncio.create_task(dead.acquire("s", holder=holder()))
@@ -288,10 +288,10 @@ async def test_without_a_caller_the_reconciler_ends_what_a_dead_worker_left(post
         assert list(root.glob("hearth-*")) == []
 
 
-async def test_a_frozen_worker_that_thaws_after_its_deadline_undoes_its_create(postgres_dsn: str, root: Path) -> None:
+async def test_a_frozen_worker_that_thaws_after_its_deadline_undoes_its_create(migrated_dsn: str, root: Path) -> None:
     """It wakes up with an instance in its hands while another one serves the session."""
     me = holder()
-    async with replica(postgres_dsn, root, create_deadline=60.0) as frozen, replica(postgres_dsn, root) as awake:
+    async with replica(migrated_dsn, root, create_deadline=60.0) as frozen, replica(migrated_dsn, root) as awake:
         thaw = frozen.switches.pause("create")
         late = asyncio.create_task(frozen.acquire("s", holder=me))
         await frozen.switches.entered["create"].wait()
@@ -328,9 +328,9 @@ async def test_a_provider_that_says_not_found_is_believed(one: Replica) -> None:
     assert (await one.row(answer.sandbox_id)).observed is Observed.GONE
 
 
-async def test_a_sandbox_on_its_way_out_still_counts_against_the_warm_cap(postgres_dsn: str, root: Path) -> None:
+async def test_a_sandbox_on_its_way_out_still_counts_against_the_warm_cap(migrated_dsn: str, root: Path) -> None:
     me = holder()
-    async with replica(postgres_dsn, root, local_warm_cap=1) as one:
+    async with replica(migrated_dsn, root, local_warm_cap=1) as one:
         for session in ("first", "second", "third"):
             await one.acquire(session, holder=me)
         assert await one.release("first") is Disposition.PARKED
@@ -349,9 +349,9 @@ async def test_a_sandbox_on_its_way_out_still_counts_against_the_warm_cap(postgr
     await clear(root)
 
 
-async def test_a_turn_that_takes_a_sandbox_first_saves_it_from_eviction(postgres_dsn: str, root: Path) -> None:
+async def test_a_turn_that_takes_a_sandbox_first_saves_it_from_eviction(migrated_dsn: str, root: Path) -> None:
     me = holder()
-    async with replica(postgres_dsn, root, local_warm_cap=1) as one:
+    async with replica(migrated_dsn, root, local_warm_cap=1) as one:
         first = await one.acquire("first", 1, holder=me)
         await one.acquire("second", 1, holder=me)
         assert await one.release("first", 1) is Disposition.PARKED

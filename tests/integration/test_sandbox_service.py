@@ -47,9 +47,9 @@ def root(scratch: Path) -> Path:
 
 
 @pytest_asyncio.fixture
-async def service(start_service: StartService, postgres_dsn: str, root: Path) -> AsyncIterator[ServiceProcess]:
+async def service(start_service: StartService, migrated_dsn: str, root: Path) -> AsyncIterator[ServiceProcess]:
     """A service with fast leases; at the end of the test nothing of its sandboxes may be left."""
-    environment = service_environment(postgres_dsn, root, HEARTH_AGENTS=agents_with_stubborn(), **FAST)
+    environment = service_environment(migrated_dsn, root, HEARTH_AGENTS=agents_with_stubborn(), **FAST)
     started = await start_service("services.sandbox", **environment)
     yield started
     if not started.running:
@@ -152,10 +152,10 @@ async def killed_in_a_create(service: ServiceProcess, sandboxes: Sandboxes) -> s
 
 @pytest.mark.parametrize("turn", sampled(range(3), every=3))
 async def test_killed_in_a_create_then_asked_again_there_is_one_sandbox(
-    start_service: StartService, postgres_dsn: str, root: Path, turn: int
+    start_service: StartService, migrated_dsn: str, root: Path, turn: int
 ) -> None:
     environment = service_environment(
-        postgres_dsn,
+        migrated_dsn,
         root,
         **{**FAST, "HEARTH_LEASE": "60", "HEARTH_CREATE_DEADLINE": "5", "HEARTH_START_DEADLINE": "5"},
     )
@@ -184,10 +184,10 @@ async def test_killed_in_a_create_then_asked_again_there_is_one_sandbox(
 
 
 async def test_killed_in_a_create_and_never_asked_again_nothing_is_left(
-    start_service: StartService, postgres_dsn: str, root: Path
+    start_service: StartService, migrated_dsn: str, root: Path
 ) -> None:
     environment = service_environment(
-        postgres_dsn, root, **{**FAST, "HEARTH_CREATE_DEADLINE": "3", "HEARTH_START_DEADLINE": "3"}
+        migrated_dsn, root, **{**FAST, "HEARTH_CREATE_DEADLINE": "3", "HEARTH_START_DEADLINE": "3"}
     )
     service = await start_service("services.sandbox", **environment)
     async with connected(service.address) as sandboxes:
@@ -246,9 +246,9 @@ async def test_at_start_it_says_what_is_kept_and_what_it_costs(service: ServiceP
     ],
 )
 async def test_w_r09_tiers_can_be_switched_off_apart(
-    start_service: StartService, postgres_dsn: str, root: Path, settings: dict[str, str], clean: str, idle: str
+    start_service: StartService, migrated_dsn: str, root: Path, settings: dict[str, str], clean: str, idle: str
 ) -> None:
-    service = await start_service("services.sandbox", **service_environment(postgres_dsn, root, **settings))
+    service = await start_service("services.sandbox", **service_environment(migrated_dsn, root, **settings))
     async with connected(service.address) as sandboxes:
         for session, reason, expected in (("clean", "CLEAN_TURN", clean), ("idle", "IDLE_EXPIRED", idle)):
             answer = await sandboxes.acquire(session, holder=ME)
@@ -259,7 +259,7 @@ async def test_w_r09_tiers_can_be_switched_off_apart(
 
 
 async def test_no_secret_is_on_disk_in_rows_or_in_the_log(
-    service: ServiceProcess, sandboxes: Sandboxes, root: Path, postgres_dsn: str
+    service: ServiceProcess, sandboxes: Sandboxes, root: Path, migrated_dsn: str
 ) -> None:
     secret = sandbox_pb2.SecretSlot(env_name="KEY", value="very-secret-value", generation=1)
     answer = await sandboxes.acquire("s", holder=ME, spec=sandbox_pb2.SandboxSpec(agent="scripted", secrets=[secret]))
@@ -272,7 +272,7 @@ async def test_no_secret_is_on_disk_in_rows_or_in_the_log(
     assert answer.endpoint.token not in service.log()
     import asyncpg
 
-    connection = await asyncpg.connect(postgres_dsn)
+    connection = await asyncpg.connect(migrated_dsn)
     try:
         rows = await connection.fetch("SELECT * FROM sandbox.sandboxes")
     finally:

@@ -32,10 +32,10 @@ class Counting:
         return getattr(self._pool, name)
 
 
-async def test_statements_of_a_warm_turn(postgres_dsn: str, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_statements_of_a_warm_turn(migrated_dsn: str, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN_MARKER, marker())
     root = scratch / "sandboxes"
-    async with replica(postgres_dsn, root) as one:
+    async with replica(migrated_dsn, root) as one:
         me = holder()
         await one.acquire("s", 1, holder=me)
         assert await one.release("s", 1) is Disposition.PARKED

@@ -42,8 +42,8 @@ def root(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest_asyncio.fixture
-async def one(postgres_dsn: str, root: Path) -> AsyncIterator[Replica]:
-    async with replica(postgres_dsn, root) as found:
+async def one(migrated_dsn: str, root: Path) -> AsyncIterator[Replica]:
+    async with replica(migrated_dsn, root) as found:
         yield found
     await clear(root)
     assert left_below(root) == []
@@ -61,9 +61,9 @@ async def seen_dead(observer: Replica) -> bool:
     return bool(await observer.parts.workers.look())
 
 
-async def test_the_work_of_a_dead_process_is_free_long_before_its_deadline(postgres_dsn: str, root: Path) -> None:
+async def test_the_work_of_a_dead_process_is_free_long_before_its_deadline(migrated_dsn: str, root: Path) -> None:
     me = holder()
-    async with replica(postgres_dsn, root, **HOUR) as dead, replica(postgres_dsn, root, **HOUR) as alive:
+    async with replica(migrated_dsn, root, **HOUR) as dead, replica(migrated_dsn, root, **HOUR) as alive:
         lost = await in_a_create(dead, holding=me)
         assert await alive.parts.workers.look() == []
         await dead.die()
@@ -77,15 +77,15 @@ async def test_the_work_of_a_dead_process_is_free_long_before_its_deadline(postg
 
 
 async def test_a_process_that_lives_keeps_its_work_also_when_its_connection_is_cut(
-    postgres_dsn: str, root: Path
+    migrated_dsn: str, root: Path
 ) -> None:
     me = holder()
-    async with replica(postgres_dsn, root, **HOUR) as busy, replica(postgres_dsn, root, **HOUR) as other:
+    async with replica(migrated_dsn, root, **HOUR) as busy, replica(migrated_dsn, root, **HOUR) as other:
         acquiring = await in_a_create(busy, holding=me)
         for _ in range(5):
             assert await other.parts.workers.look() == []
             await asyncio.sleep(GONE_AFTER / 4)
-        connection = await asyncpg.connect(postgres_dsn)
+        connection = await asyncpg.connect(migrated_dsn)
         # Everything that holds a lock of this kind is cut, of both of them.
         cut = await connection.fetchval(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory'"
@@ -112,9 +112,9 @@ async def test_a_process_that_lives_keeps_its_work_also_when_its_connection_is_c
     await clear(root)
 
 
-async def test_one_that_was_taken_for_dead_and_finishes_first_keeps_its_work(postgres_dsn: str, root: Path) -> None:
+async def test_one_that_was_taken_for_dead_and_finishes_first_keeps_its_work(migrated_dsn: str, root: Path) -> None:
     me = holder()
-    async with replica(postgres_dsn, root, **HOUR) as busy:
+    async with replica(migrated_dsn, root, **HOUR) as busy:
         acquiring = await in_a_create(busy, holding=me)
         async with busy.parts.store._pool.acquire() as connection:
             await connection.execute("UPDATE sandbox.sandboxes SET deadline = now() - interval '1 second'")

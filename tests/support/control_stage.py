@@ -53,7 +53,7 @@ class Stage:
         }
         self.house = House(
             directory,
-            servers.create_database(),
+            servers.create_database(migrated=True),
             servers.empty_valkey(),
             {
                 "HEARTH_AGENTS": json.dumps({AGENT: agent}),

@@ -29,7 +29,7 @@ def shared_house(servers: Servers) -> Iterator[House]:
 
     Their agent `logged` writes down what reaches it (`agent_log_of`), and one that asks is kept for no time at all.
     """
-    directory, dsn = servers.scratch(), servers.create_database()
+    directory, dsn = servers.scratch(), servers.create_database(migrated=True)
     agent = {"command": SCRIPTED, "env": {"HEARTH_SCRIPTED_LOG": str(agent_log_of(directory))}}
     env = {
         "HEARTH_AGENTS": json.dumps({"logged": agent}),
@@ -47,7 +47,7 @@ def asking_house(servers: Servers) -> Iterator[House]:
 
     The agents write down what reaches them (`agent_log_of`).
     """
-    directory, dsn = servers.scratch(), servers.create_database()
+    directory, dsn = servers.scratch(), servers.create_database(migrated=True)
     env = {**asking(agent_log_of(directory)), "HEARTH_SECRET_KEY": new_key()}
     with House(directory, dsn, servers.empty_valkey(), env).running() as found:
         yield found

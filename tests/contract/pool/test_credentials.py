@@ -303,7 +303,7 @@ async def test_w_c11_w_d15_one_that_ends_within_a_turn_costs_warmth_and_no_turn(
 @pytest.fixture(scope="module")
 def keyless_house(servers: Servers) -> Iterator[House]:
     """Services without a key."""
-    dsn = servers.create_database()
+    dsn = servers.create_database(migrated=True)
     found = House(servers.scratch(), dsn, servers.empty_valkey())
     try:
         found.start_blocking()

@@ -253,7 +253,7 @@ async def test_a_failed_turn_is_not_continued(backend: Backend) -> None:
 @pytest.fixture(scope="module")
 def short_house(servers: Servers) -> Iterator[House]:
     """Services that keep a warm agent for a moment only."""
-    dsn = servers.create_database()
+    dsn = servers.create_database(migrated=True)
     env = {"HEARTH_LOCAL_WARM_WINDOW": "0.5"}
     found = House(servers.scratch(), dsn, servers.empty_valkey(), env)
     try:

@@ -52,7 +52,7 @@ class Services:
 @pytest.fixture(scope="package")
 def stores(servers: Servers) -> Iterator[Stores]:
     """A database and a bus of their own for these tests; each of them works on sessions of its own."""
-    dsn = servers.create_database()
+    dsn = servers.create_database(migrated=True)
     yield Stores(dsn, servers.empty_valkey())
     servers.drop_database(dsn)
 
