@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.fuzz.session import fuzz
+from tests.fuzz.session import fuzz, mode
 
 _SLOPE_LIMIT = 1.0
 
@@ -23,7 +23,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
-    print(f"fuzz: SEED={given.seed} MINUTES={given.minutes:g}", flush=True)
+    spoken = " ".join(mode(given.seed)) or "plain"
+    print(f"fuzz: SEED={given.seed} ({spoken}) MINUTES={given.minutes:g}", flush=True)
     with tempfile.TemporaryDirectory(prefix="hearth-fuzz-") as directory:
         Path(directory).chmod(0o755)
         found = asyncio.run(
@@ -33,7 +34,8 @@ def main() -> int:
     for (_, code), number in found.answers.items():
         statuses[code] += number
     print(f"calls: {found.answers.total()}; statuses: {json.dumps(dict(statuses.most_common()))}")
-    print(f"RPCs called: {len({path for path, _ in found.answers})}")
+    print(f"RPCs called: {len({path for path, _ in found.answers})}; other attacks: {json.dumps(found.attacks)}")
+    print(f"statuses of gRPC's own: {json.dumps(dict(found.of_grpc.most_common()))}")
     for name, growth in found.slopes.items():
         print(f"memory of {name}: {found.memory[name]:.1f} MiB, {growth:+.2f} MiB a minute over the last half")
     problems = list(found.problems)

@@ -9,6 +9,8 @@ import grpc.aio
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from hearth.history.v1 import history_service_pb2
 from hearth.pool.v1 import pool_service_pb2, replica_service_pb2
@@ -54,5 +56,15 @@ RPCS = [
     for process, files in _FILES.items()
     for file in files
     for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+
+# What every process serves beside its own, to everybody.
+OPEN_RPCS: list[MethodDescriptor] = [
+    method
+    for service in (
+        health_pb2.DESCRIPTOR.services_by_name["Health"],
+        reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+    )
     for method in service.methods
 ]
