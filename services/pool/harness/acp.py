@@ -36,7 +36,14 @@ from services.pool.harness.port import (
 )
 from services.pool.harness.rpc import Message, RpcConnection, RpcLimits, request_key
 from services.pool.harness.runs import AcpRun
-from services.pool.harness.updates import prompt_blocks, read_permission, read_question, read_result, read_update
+from services.pool.harness.updates import (
+    prompt_blocks,
+    read_permission,
+    read_question,
+    read_result,
+    read_update,
+    set_apart,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +172,7 @@ class AcpSession:
         await self._set_model(opened)
         if self._request.instructions and not takes_instructions(capabilities):
             # Also to one that loaded a session: nobody knows whether that was told the same ones.
-            data = f"{self._request.instructions}\n\n".encode()
+            data = set_apart(self._request.instructions).encode()
             self._untold = content_pb2.ContentPart(
                 inline_media=content_pb2.InlineMediaPart(media_type="text/markdown", data=data)
             )

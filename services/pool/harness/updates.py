@@ -133,6 +133,11 @@ def attachment_path(attachment: content_pb2.AttachmentPart, workspace: str) -> s
     return str(PurePosixPath(workspace, ".hearth", "attachments", attachment.attachment_id, name))
 
 
+def set_apart(text: str) -> str:
+    """A text that others follow in a message, with a blank line at its end: some agents join them as they are."""
+    return text.rstrip("\n") + "\n\n"
+
+
 def to_json(value: object) -> str:
     """JSON text, in one line, with the characters as they are."""
     return clean(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
@@ -276,8 +281,7 @@ def _media(media: content_pb2.InlineMediaPart, capabilities: Json) -> dict[str, 
     if kind == "text":
         text = clean(media.data.decode("utf-8", "replace"))
         if capabilities.get("embeddedContext") is not True:
-            # Some agents join the texts of a message as they are: what follows must not run into this.
-            return {"type": "text", "text": text.rstrip("\n") + "\n\n"}
+            return {"type": "text", "text": set_apart(text)}
         return {"type": "resource", "resource": {"uri": CONTEXT_URI, "mimeType": media.media_type, "text": text}}
     kind = "audio" if kind == "audio" else "image"
     if capabilities.get(kind) is not True:

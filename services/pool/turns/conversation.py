@@ -22,6 +22,7 @@ from services.pool.harness.port import (
     QuestionAsked,
     UsageChanged,
 )
+from services.pool.harness.updates import set_apart
 from services.pool.rows import CommandKind
 from services.pool.store import PickedUp
 from services.pool.turns import agent_spans
@@ -160,11 +161,11 @@ class Conversation:
     def _prompt(self, transcript: str, note: str) -> Sequence[content_pb2.ContentPart]:
         content = list(content_of(self._picked.content))
         if note or not content:
-            # A blank line, as some agents join the texts of a message as they are.
-            words = f"{note}\n\n" if content else note or _NOTHING_TO_SAY
+            words = set_apart(note) if content else note or _NOTHING_TO_SAY
             content.insert(0, content_pb2.ContentPart(text=content_pb2.TextPart(text=words)))
         if transcript:
-            context = content_pb2.InlineMediaPart(media_type="text/markdown", data=f"{transcript}\n\n".encode())
+            data = set_apart(transcript).encode()
+            context = content_pb2.InlineMediaPart(media_type="text/markdown", data=data)
             content.insert(0, content_pb2.ContentPart(inline_media=context))
         return content
 

@@ -31,6 +31,7 @@ from services.pool.harness.updates import (
     read_question,
     read_result,
     read_update,
+    set_apart,
 )
 
 
@@ -235,6 +236,10 @@ def test_prompts() -> None:
         {"type": "text", "text": "# é\n\n"},
     ]
     assert attachment_path(attachment, "/workspace") == "/workspace/.hearth/attachments/id/x.png"
+
+
+def test_what_stands_before_a_message_ends_in_one_blank_line() -> None:
+    assert [set_apart(text) for text in ("a", "a\n", "a\n\n", "a\n\nb\n\n\n")] == ["a\n\n"] * 3 + ["a\n\nb\n\n"]
 
 
 def test_text_that_no_reader_could_take_is_mended() -> None:
