@@ -178,6 +178,13 @@ def past(name: str, seconds: float, *, attributes: Mapping[str, AttributeValue] 
     tracer().start_span(name, start_time=began, attributes=attributes).end(now)
 
 
+def link(traceparent: str) -> None:
+    """Say on the current span that it is also about another trace; an empty or broken `traceparent` says nothing."""
+    context = _span_context(traceparent)
+    if context is not None:
+        trace.get_current_span().add_link(context)
+
+
 def inject() -> str:
     """The traceparent of the current span, to be sent or stored; empty when there is none."""
     carrier: dict[str, str] = {}

@@ -18,6 +18,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SEND = "hearth.session.v1.SessionService/SendInput"
+STOP = "hearth.session.v1.SessionService/StopExecution"
 ACQUIRE = "hearth.sandbox.v1.SandboxService/Acquire"
 RELEASE = "hearth.sandbox.v1.SandboxService/Release"
 SUBSCRIBE = "hearth.relay.v1.RelayService/Subscribe"
@@ -155,4 +156,13 @@ async def test_a_turn_that_runs_is_found_by_its_execution(hearth: Hearth, caller
 
     await eventually(found)
     assert (await hearth.run("stop", session)).code == 0
-    assert len((await caller.traced(execution)).executions) == 1
+    trace = await caller.traced(execution)
+    assert len(trace.executions) == 1
+    # The Stop has a trace of its own, from which that of the turn is found.
+    turn = named(trace, "turn")[0].span.trace_id
+
+    def linked() -> bool:
+        stops = [span for span in caller.store.all() if (span.name, span.service) == (STOP, "pool")]
+        return [span.trace_id != turn and turn in {of for of, _ in span.links} for span in stops] == [True]
+
+    await eventually(linked)

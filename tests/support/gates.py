@@ -73,9 +73,10 @@ class Rows:
     ) -> None:
         self.woken.append(key)
 
-    async def send(self, key: Key, on_busy: OnBusy = OnBusy.QUEUE) -> Sent:
+    async def send(self, key: Key, on_busy: OnBusy = OnBusy.QUEUE, traceparent: str = "") -> Sent:
         """Send a message."""
-        return await self.inputs.send(NewInput(key, str(uuid.uuid4()), b"fp", TEXT, None, None, on_busy, "", 0.0))
+        new = NewInput(key, str(uuid.uuid4()), b"fp", TEXT, None, None, on_busy, traceparent, 0.0)
+        return await self.inputs.send(new)
 
     async def pick_up(self, key: Key, holder: str = HOLDER) -> PickedUp:
         """Take what waits."""

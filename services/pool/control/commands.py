@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from services.chassis import crashpoints
+from services.chassis import crashpoints, telemetry
 from services.chassis.clock import Clock, Ids
 from services.chassis.errors import HearthError
 from services.pool.changing import Changing
@@ -132,8 +132,10 @@ class Commands:
                 raise decision
             match decision:
                 case StopIt(execution):
+                    telemetry.link(execution.traceparent)
                     command = await self._stop(changing, execution)
                 case Unask(execution):
+                    telemetry.link(execution.traceparent)
                     # As after a Stop of what ran: what waits is not started by this.
                     changing.change(queue_paused=True)
                     await self._cancels.unask(changing, execution.execution_id, by="stop")

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from hearth.types.v1 import event_pb2
-from services.chassis import crashpoints
+from services.chassis import crashpoints, telemetry
 from services.chassis.clock import Clock, derived_id
 from services.chassis.errors import Aborted, HearthError, InvalidArgument, NotFound
 from services.pool.changing import Changing
@@ -198,6 +198,8 @@ class Interactions:
                 raise known.error
             if known is None:
                 await self._accept(changing, new)
+                if view.active is not None:
+                    telemetry.link(view.active.traceparent)
             answered = await self._answered(changing, new, view.active)
         if known is None:
             crashpoint("answer.committed")
