@@ -46,7 +46,8 @@ LONG := tests/agents tests/docs/test_commands.py tests/fuzz tests/deployment/tes
   tests/integration/test_chassis_metrics.py tests/e2e/test_metrics.py tests/e2e/test_otlp.py \
   tests/e2e/test_trace_page.py tests/e2e/test_demo_daytona.py tests/e2e/test_third_party_stack.py \
   tests/contract/provider/test_daytona_storm.py tests/integration/test_doctor_live_daytona.py \
-  tests/integration/test_bench_warm.py tests/e2e/test_tls.py
+  tests/integration/test_bench_warm.py tests/e2e/test_tls.py \
+  tests/security/test_nothing_is_shown.py tests/security/test_told_of_others.py
 test: setup
 	@$(BIN)/python -m pytest $(PYTEST) -m "not exhaustive" $(LONG:%=--ignore=%)
 

@@ -85,6 +85,10 @@ class PoolService(pool_service_pb2_grpc.PoolServiceServicer):
         after = fields.uuid_text("page_token", token[0]) if token is not None else None
         found = await self._store.replicas(after, size + 1)
         response = calls.ListReplicasResponse(replicas=[messages.replica(row) for row in found[:size]])
+        if current_caller().project != ANY_PROJECT:
+            for replica in response.replicas:
+                replica.ClearField("driving")
+                replica.ClearField("entries")
         if len(found) > size:
             response.next_page_token = requests.next_page_token(found[size - 1].holder)
         return response
@@ -104,11 +108,14 @@ class PoolService(pool_service_pb2_grpc.PoolServiceServicer):
         return calls.DrainReplicaResponse(driving=len(self._driver.driving))
 
     async def GetPoolStats(self, request: calls.GetPoolStatsRequest, context: Context) -> calls.GetPoolStatsResponse:
-        """Counters."""
-        states = Counter(str(entry.state) for entry in self._entries.all())
+        """Counters. What a process did for all projects together is for callers of all of them."""
+        project = current_caller().project
+        mine = Counter(str(entry.state) for entry in self._entries.all() if project in (ANY_PROJECT, entry.key.project))
+        if project != ANY_PROJECT:
+            return calls.GetPoolStatsResponse(holder=self._replicas.holder, entries_by_state=mine)
         return calls.GetPoolStatsResponse(
             holder=self._replicas.holder,
-            entries_by_state=states,
+            entries_by_state=mine,
             turns_by_how=self._metrics.turns_by_how,
             turns_by_outcome=self._metrics.turns_by_outcome,
             misses_by_reason=self._metrics.misses_by_reason,

@@ -13,9 +13,10 @@ import grpc
 import grpc.aio
 
 from hearth.channel import open_channel
+from hearth.client import Addresses
 from services.chassis.auth import ANY_PROJECT, hash_token
 from services.chassis.scopes import SCOPE_NAMES
-from tests.support.cli import Hearth, running
+from tests.support.cli import SERVICES, Hearth, running
 
 OPERATOR = "token-of-the-operator"
 
@@ -36,6 +37,11 @@ class Guarded:
     def grant(self, tokens: Mapping[str, Mapping[str, Any]]) -> None:
         """`tokens`: token → entry."""
         write(self.file, tokens)
+
+    def addresses(self) -> Addresses:
+        """Of the services, for a client."""
+        found = self.hearth.addresses()
+        return Addresses(**{name: found[name] for name in SERVICES})
 
     def channel(self, process: str, token: str) -> grpc.aio.Channel:
         """To a service, with a token; closed at the end."""
