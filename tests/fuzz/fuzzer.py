@@ -35,6 +35,7 @@ class Fuzzer:
         """`addresses` of the services by name, `pages` that speak HTTP, `tls` if the services speak that."""
         self._addresses = addresses
         self._tls = tls
+        self._large = True
         self._pages = pages
         self._seed = seed
         self.answers: Counter[tuple[str, str]] = Counter()
@@ -47,8 +48,12 @@ class Fuzzer:
         """How many were made."""
         return self.answers.total()
 
-    async def run(self, seconds: float, workers: int) -> None:
-        """Call for that long; each worker takes every RPC in turn, in an order of its own."""
+    async def run(self, seconds: float, workers: int, *, large: bool = True) -> None:
+        """Call for that long; each worker takes every RPC in turn, in an order of its own.
+
+        `large`: also send what fills megabytes before it is refused.
+        """
+        self._large = large
         ends = time.monotonic() + seconds
         async with asyncio.TaskGroup() as group:
             group.create_task(self._batter(random.Random(f"{self._seed}-wire-{self.calls}"), ends))
@@ -78,7 +83,7 @@ class Fuzzer:
     async def _call(self, rpc: Rpc, channel: grpc.aio.Channel, maker: Maker, chance: random.Random) -> None:
         caller = callers.choose(chance)
         count = chance.choice((0, 1, 1, 2, 5)) if rpc.streams_in else 1
-        sent = [_message(rpc, maker, chance) for _ in range(count)]
+        sent = [self._message(rpc, maker, chance) for _ in range(count)]
         seconds = chance.choice(_SECONDS)
         if rpc.streams_in or rpc.streams_out:
             seconds = min(seconds, 0.5)
@@ -95,6 +100,12 @@ class Fuzzer:
         )
         self._judge(rpc, caller, sent, answer)
 
+    def _message(self, rpc: Rpc, maker: Maker, chance: random.Random) -> bytes:
+        """Mostly one for the RPC; sometimes one that no server may take, small only while it is compressed."""
+        if self._large and chance.random() < 0.003:
+            return bytes(chance.choice((5, 16)) * _MIB)
+        return maker.wire(rpc.request)
+
     def _judge(self, rpc: Rpc, caller: Caller, sent: Sequence[bytes], answer: Answer) -> None:
         self.answers[rpc.path, answer.code.name] += 1
         if answer.code is not grpc.StatusCode.OK and not answer.reason:
@@ -110,7 +121,7 @@ class Fuzzer:
             if chance.random() < 0.5:
                 name, address = chance.choice(list(self._addresses.items()))
                 try:
-                    self.attacks[await wire.attack(address, chance, context)] += 1
+                    self.attacks[await wire.attack(address, chance, context, large=self._large)] += 1
                 except OSError as error:
                     self.problems.append(f"{name} takes no connection: {error}")
             else:
@@ -123,10 +134,3 @@ class Fuzzer:
                 if wrong:
                     self.problems.append(wrong)
             await asyncio.sleep(_PAUSE_SECONDS)
-
-
-def _message(rpc: Rpc, maker: Maker, chance: random.Random) -> bytes:
-    """Mostly one for the RPC; sometimes one that no server may take, small only while it is compressed."""
-    if chance.random() < 0.003:
-        return bytes(chance.choice((5, 16)) * _MIB)
-    return maker.wire(rpc.request)

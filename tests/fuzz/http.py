@@ -12,6 +12,8 @@ from dataclasses import dataclass
 _SECONDS = 5.0
 _HEAD_BYTES = 4 * 1024
 _DEFECT = 500
+# An agent that does not start is told with that status too, as the real daemon does.
+_NO_AGENT = b"agent_start_failed"
 
 _LONG = "a" * 20_000
 _NESTED = "[" * 100_000
@@ -148,7 +150,7 @@ async def ask(target: Target, chance: random.Random) -> str | None:
             head = await reader.read(_HEAD_BYTES)
     writer.transport.abort()
     status = head.split(b" ", 2)[1:2]
-    if status and status[0].isdigit() and int(status[0]) == _DEFECT:
+    if status and status[0].isdigit() and int(status[0]) == _DEFECT and _NO_AGENT not in head:
         return f"{target.name} answered {head[:300]!r} to {request[:1_000]!r}"
     return None
 

@@ -77,7 +77,10 @@ async def _fuzz(hearth: Hearth, daemon: HarnessDaemon, seed: int, seconds: float
     baseline = await watch.held()
     following = asyncio.create_task(watch.follow())
     try:
-        await fuzzer.run(seconds, workers)
+        # What fills megabytes for a moment comes in the first half: beside it nobody would see small things being
+        # forgotten in the second, and what it leaves behind is there in both.
+        await fuzzer.run(seconds / 2, workers)
+        await fuzzer.run(seconds / 2, workers, large=False)
     finally:
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError, psutil.NoSuchProcess):

@@ -28,12 +28,13 @@ class Attack(NamedTuple):
     stays: float = 0.3
 
 
-async def attack(address: str, chance: random.Random, tls: ssl.SSLContext | None = None) -> str:
-    """Make some attack at host:port, mostly within TLS where that is spoken there; its name.
+async def attack(address: str, chance: random.Random, tls: ssl.SSLContext | None = None, *, large: bool = True) -> str:
+    """Make some attack at host:port, mostly within TLS where that is spoken there; its name. `large`: also one that
+    fills megabytes.
 
     Raises `OSError` when nobody listens there any more.
     """
-    made = chance.choice(_ATTACKS)
+    made = chance.choice((*_ATTACKS, *_LARGE) if large else _ATTACKS)
     pieces, stays = made(chance)
     host, _, port = address.rpartition(":")
     within = tls if chance.random() < _WITHIN_TLS else None
@@ -233,9 +234,8 @@ _ATTACKS: tuple[Callable[[random.Random], Attack], ...] = (
     _announced,
     _flood,
     _reset_storm,
-    _endless_headers,
-    _header_bomb,
     _wrong_headers,
     _wrong_message,
     _in_small_pieces,
 )
+_LARGE = (_endless_headers, _header_bomb)
