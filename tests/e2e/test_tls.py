@@ -107,7 +107,6 @@ async def test_every_command_finds_the_certificates_of_the_stack(stack: Hearth) 
         ["pool", "entries"],
         ["pool", "replicas"],
         ["pool", "stats"],
-        ["pool", "evict", session],
         ["doctor"],
     ):
         done = await stack.run(*arguments)
