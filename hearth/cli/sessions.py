@@ -86,7 +86,9 @@ def watch(
     after: Annotated[int, typer.Option(help="start after this sequence")] = 0,
     tail: Annotated[bool, typer.Option("--tail", help="only what comes from now on")] = False,
     events_only: Annotated[bool, typer.Option("--events-only", help="no frames")] = False,
-    until_end: Annotated[bool, typer.Option("--until-end", help="leave after the next ending of an execution")] = False,
+    until_end: Annotated[
+        bool, typer.Option("--until-end", help="leave after the next ending of an execution, as seen from --after")
+    ] = False,
     until: Annotated[str, typer.Option(help="leave after the ending of this execution")] = "",
     root: Root = DEFAULT_ROOT,
     json: Json = False,
@@ -97,7 +99,8 @@ def watch(
         cursor = session_pb2.Cursor(sequence=after) if after else None
         async with connected(root) as client:
             items = client.watch(session_key(project, session), after=cursor, tail=tail, events_only=events_only)
-            live = False
+            # Of a session that is read from its beginning the endings of before are no next ones.
+            live = bool(after)
             async for item in items:
                 if json:
                     print_json(as_dict(item))
