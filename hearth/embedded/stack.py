@@ -64,7 +64,7 @@ class StackOptions:
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pools: int = 1
     # `own` makes certificates below `root`, `mutual` also asks callers for one of them; paths are those of the user.
-    # Without, the services speak what they spoke when they were started last.
+    # None starts services without, or, where a crash left the record of a stack, as that one was.
     tls: Literal["own", "mutual"] | TlsFiles | None = None
 
 
