@@ -16,8 +16,9 @@ from rich.markup import escape
 
 from hearth.cli import lines, tracing, words
 from hearth.cli.credentials import bindings
-from hearth.cli.output import POLICY_HELP, as_dict, err, out, print_json, run, spec_of
+from hearth.cli.output import as_dict, err, out, print_json, run
 from hearth.cli.reaching import connected
+from hearth.cli.spec import POLICY_HELP, spec_in_place, spec_of
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
 from hearth.cli.standing import Standing
 from hearth.cli.turns import Printer
@@ -63,13 +64,13 @@ def chat(
     session from now on, and every answer of a call, is a line of stdout.
     """
     name = session or f"chat-{uuid.uuid4().hex[:8]}"
-    spec = spec_of(agent, permissions, bindings(credential))
-    run(_chat(session_key(project, name), spec, attach, root, json=json))
+    asked = spec_of(agent, permissions, bindings(credential))
+    run(_chat(session_key(project, name), asked, attach, root, json=json))
 
 
 async def _chat(
     key: session_pb2.SessionKey,
-    spec: control_pb2.SessionSpec | None,
+    asked: control_pb2.SessionSpec | None,
     files: Sequence[Path],
     root: Root,
     *,
@@ -80,6 +81,7 @@ async def _chat(
             f"session [bold]{escape(key.session)}[/bold] of project {escape(key.project)}; /help, an empty line leaves"
         )
     async with connected(root) as client:
+        spec = await spec_in_place(client, key, asked)
         await _Chat(client, key, spec, files, root, json=json).run()
 
 

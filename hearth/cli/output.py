@@ -7,7 +7,7 @@ import contextlib
 import enum
 import json
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
 
 import grpc.aio
@@ -19,7 +19,6 @@ from rich.markup import escape
 
 from hearth.cli.words import tls_hint
 from hearth.errors import FAILED_CALLS, CallError, read_error
-from hearth.session.v1 import session_pb2 as control_pb2
 
 T = TypeVar("T")
 
@@ -37,43 +36,6 @@ class Exit(enum.IntEnum):
     USAGE = 2  # the command itself is wrong
     UNREACHABLE = 3  # no service answers, or one is not ready; trying again may help
     REFUSED = 4  # a service answered and refused; its reason says what to change
-
-
-PERMISSIONS = {
-    "ask": control_pb2.PERMISSION_ACTION_ASK,
-    "allow": control_pb2.PERMISSION_ACTION_ALLOW,
-    "deny": control_pb2.PERMISSION_ACTION_DENY,
-}
-POLICY_HELP = "what the agent may run: ask, allow or deny, and by tool, as `ask,search=allow,rm*=deny`; empty: as it is"
-
-
-def policy_of(text: str) -> control_pb2.PermissionPolicy | None:
-    """The policy that `ask,search=allow` describes: what counts for all tools, and for single ones, the first that
-    matches; None for nothing. Raises `typer.BadParameter`."""
-    if not text:
-        return None
-    policy = control_pb2.PermissionPolicy()
-    for part in text.split(","):
-        tool, rule, action = part.strip().rpartition("=")
-        if action not in PERMISSIONS or bool(rule) != bool(tool):
-            raise typer.BadParameter(f"{part!r} is none of {', '.join(PERMISSIONS)}", param_hint="--permissions")
-        if tool:
-            policy.rules.add(tool=tool, action=PERMISSIONS[action])
-        elif policy.default_action:
-            raise typer.BadParameter(f"{part!r} comes after another rule for all tools", param_hint="--permissions")
-        else:
-            policy.default_action = PERMISSIONS[action]
-    return policy
-
-
-def spec_of(
-    agent: str, permissions: str, credentials: Sequence[control_pb2.CredentialBinding] = ()
-) -> control_pb2.SessionSpec | None:
-    """The spec that options ask for; None, the one that the session has, when they ask for nothing."""
-    policy = policy_of(permissions)
-    if not agent and policy is None and not credentials:
-        return None
-    return control_pb2.SessionSpec(agent=agent, permissions=policy, credentials=credentials)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -11,8 +11,9 @@ from rich.markup import escape
 from hearth.cli import tracing
 from hearth.cli.chat import Attach, Credential, attached
 from hearth.cli.credentials import bindings
-from hearth.cli.output import POLICY_HELP, Exit, as_dict, out, print_json, run, spec_of
+from hearth.cli.output import Exit, as_dict, out, print_json, run
 from hearth.cli.reaching import connected
+from hearth.cli.spec import POLICY_HELP, spec_in_place, spec_of
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
 from hearth.cli.turns import asking, follow_turn
 from hearth.client import session_key, text_content
@@ -51,7 +52,7 @@ def send(
     """Give the agent a message. Exit code 1 when `--wait` saw the turn fail."""
     if on_busy not in ON_BUSY:
         raise typer.BadParameter(f"{on_busy!r} is none of {', '.join(ON_BUSY)}", param_hint="--on-busy")
-    spec = spec_of(agent, permissions, bindings(credential))
+    asked = spec_of(agent, permissions, bindings(credential))
 
     async def work() -> int:
         key = session_key(project, session)
@@ -63,7 +64,7 @@ def send(
                     key,
                     content,
                     request_id=request_id or str(uuid.uuid4()),
-                    spec=spec,
+                    spec=await spec_in_place(client, key, asked),
                     on_busy=ON_BUSY[on_busy],
                 )
             if json:

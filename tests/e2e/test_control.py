@@ -137,6 +137,27 @@ async def test_kill_empties_all_and_the_session_goes_on_cold(hearth: Hearth, cli
     assert "cold" in again.stdout
 
 
+async def test_an_option_changes_what_it_names_and_the_rest_of_the_spec_stays(hearth: Hearth, client: Client) -> None:
+    session = new()
+    key = session_key("demo", session)
+    spec = control_pb2.SessionSpec(agent="scripted", instructions="Be brief.")
+    await client.send(key, "hello", spec=spec)
+    for policy, action in (("ask", control_pb2.PERMISSION_ACTION_ASK), ("deny", control_pb2.PERMISSION_ACTION_DENY)):
+        assert (await hearth.run("send", session, "hello", "--permissions", policy, "--wait")).code == 0
+        spec.permissions.default_action = action
+        assert (await client.get_session(key)).spec == spec
+    assert (await hearth.run("send", session, "hello", "--agent", "scripted", "--wait")).code == 0
+    assert (await client.get_session(key)).spec == spec
+
+
+async def test_a_watch_until_the_end_of_a_turn_that_has_ended_leaves(hearth: Hearth) -> None:
+    session = new()
+    assert (await hearth.run("send", session, "hello", "--wait")).code == 0
+    watched = await hearth.run("watch", session, "--after", "1", "--until-end")
+    assert watched.code == 0
+    assert "execution.completed" in watched.stdout
+
+
 async def test_what_is_asked_is_listed_and_answered(hearth: Hearth, client: Client) -> None:
     session = new()
     asking = 'parallel ask search {"for": "hearths"}\nparallel ask remove {"path": "all"}\nparallel ask look {}'

@@ -10,8 +10,8 @@ import typer
 
 from hearth.cli import words
 from hearth.cli.control import chosen_of
-from hearth.cli.output import policy_of
 from hearth.cli.pool import share
+from hearth.cli.spec import policy_of
 from hearth.sandbox.v1 import sandbox_pb2
 from hearth.session.v1 import session_pb2 as control_pb2
 from hearth.types.v1 import event_pb2, session_pb2
