@@ -36,6 +36,9 @@ def test_a_sound_reader_passes() -> None:
     assert wrong(Connection(None, [ready(4), beat(4, 4)]), events_from(4, 5)) == []
     assert wrong(cut(1)) == []
     assert wrong(Connection(None, [relay_pb2.Item(closing=relay_pb2.Closing(reason="SHUTTING_DOWN"))])) == []
+    # Its `ready` was on its way when it was cut off.
+    late = Unavailable("shutting down", reason="SHUTTING_DOWN", metadata={"sequence": "3"})
+    assert wrong(Connection(None, [], refusal=late), events_from(3, 4)) == []
     assert check(Recording.of_reader([from_start(ready(0), shown(event(1), 1))])).checked > 3
 
 
