@@ -32,6 +32,7 @@ from hearth.channel import MAX_MESSAGE_BYTES
 from services.chassis import telemetry
 from services.chassis.auth import AuthInterceptor, TokenFile
 from services.chassis.clock import Clock, Ids, SystemClock, SystemIds
+from services.chassis.grpc_server import new_server, served
 from services.chassis.health import Health
 from services.chassis.interceptors import ErrorInterceptor, Streams, TelemetryInterceptor, shutting_down
 from services.chassis.limits import Limits
@@ -206,7 +207,7 @@ async def started(
             limits=Limits(clock=time.monotonic),
         ),
     ]
-    server = grpc.aio.server(interceptors=interceptors, options=list(_options(settings)))
+    server = new_server(interceptors=interceptors, options=_options(settings))
     app = App(settings, name, server, _bind(server, settings), streams)
     try:
         async with _measured(app), build(app):
@@ -247,6 +248,8 @@ async def _open(app: App[Any], server: grpc.aio.Server) -> None:
     await app.health.begin(services)
     app.tasks.start("health", app.health.watch())
     await server.start()
+    # A process whose port has closed looks well, and is not.
+    app.tasks.start("server", served(server))
     if app.settings.address_file is not None:
         await asyncio.to_thread(_write_whole, app.settings.address_file, app.address)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
 
 from hearth.history.v1 import history_service_pb2, history_service_pb2_grpc
 from services.chassis.errors import Unavailable, from_rpc_error
+from services.chassis.grpc_server import served
 from services.chassis.interceptors import Context
 from services.chassis.server import App, started
 from services.chassis.settings import ChassisSettings, StartupError
@@ -131,6 +134,66 @@ async def test_a_host_that_is_not_here(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"cannot listen on nowhere\.invalid:1"):
         async with started(settings, "test", build_with(lambda app: None, [])):
             pass
+
+
+def opened(method: bytes) -> bytes:
+    """What a connection begins with that calls `method`, in the bytes of HTTP/2."""
+    fields = {b":method": b"POST", b":scheme": b"http", b":path": method, b":authority": b"localhost"}
+    fields |= {b"content-type": b"application/grpc", b"te": b"trailers"}
+    block = b"".join(b"\0" + bytes((len(key),)) + key + bytes((len(value),)) + value for key, value in fields.items())
+    settings, headers, message = (4, 0, 0, b""), (1, 4, 1, block), (0, 1, 1, bytes(5))
+    frames = (
+        len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
+        for kind, flags, stream, payload in (settings, headers, message)
+    )
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(frames)
+
+
+async def answered(address: str, method: bytes) -> bytes:
+    """What comes back up to the status of a call."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(opened(method))
+        return await asyncio.wait_for(reader.readuntil(b"grpc-status"), 10)
+    finally:
+        writer.transport.abort()
+
+
+async def test_a_name_of_a_method_that_is_no_text_ends_nothing() -> None:
+    async with (
+        started(Settings(), "sample", build_with(lambda _: None, [])) as app,
+        grpc.aio.insecure_channel(app.address) as channel,
+    ):
+        stub = history_service_pb2_grpc.HistoryServiceStub(channel)
+        before, after = (stub.StreamEvents(history_service_pb2.StreamEventsRequest()) for _ in range(2))
+        await before.read()
+        for _ in range(3):
+            assert await answered(app.address, b"/\xff/\xff")
+        unknown: Any = channel.unary_unary("/hearth.history.v1.HistoryService/Nothing")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await unknown(b"")
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        # The stream that was open is open, and the port takes another.
+        assert not before.done()
+        await after.read()
+        before.cancel()
+        after.cancel()
+
+
+async def test_a_server_that_ends_by_itself_is_told_of() -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    watching = asyncio.create_task(served(server))
+    try:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await answered(f"127.0.0.1:{port}", b"/\xff")
+        with pytest.raises(UnicodeDecodeError):
+            await asyncio.wait_for(watching, 10)
+    finally:
+        watching.cancel()
+        await server.stop(None)
 
 
 async def test_connections_get_old() -> None:
