@@ -25,6 +25,12 @@ DETAILS_KEY = wire.DETAILS_KEY
 # What a caller is told to wait when a database or the bus is away: long enough for a restart, short for a person.
 DEPENDENCY_RETRY_SECONDS = 1.0
 
+# A status travels as headers, of which callers take 8 KiB without question and 16 at most, in Base64 and with its text
+# twice: what is longer would arrive as RESOURCE_EXHAUSTED, without a reason. All of these are bytes of UTF-8.
+_MESSAGE_BYTES = 1000
+_TEXT_BYTES = 300
+_VIOLATIONS_BYTES = 2500
+
 FieldViolation = tuple[str, str]
 _M = TypeVar("_M", bound=Message)
 
@@ -62,16 +68,16 @@ class HearthError(Exception):
         self.details = tuple(details)
 
     def to_status(self) -> status_pb2.Status:
-        """This error as `google.rpc.Status`, ErrorInfo first, other details only where they say something."""
-        status = status_pb2.Status(code=self.code.value[0], message=self.message)
-        found: list[Message] = [
-            error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=self.metadata),
-        ]
+        """This error as `google.rpc.Status`, ErrorInfo first, other details only where they say something.
+
+        It fits into the headers of an answer: long texts are cut, and of very many violations the first are told, with
+        the number of the others.
+        """
+        status = status_pb2.Status(code=self.code.value[0], message=_cut(self.message, _MESSAGE_BYTES))
+        metadata = {key: _cut(value) for key, value in self.metadata.items()}
+        found: list[Message] = [error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=metadata)]
         if self.field_violations:
-            bad = error_details_pb2.BadRequest()
-            for field, description in self.field_violations:
-                bad.field_violations.add(field=field, description=description)
-            found.append(bad)
+            found.append(_bad_request(self.field_violations))
         if self.retry_after is not None:
             delay = Duration()
             delay.FromNanoseconds(round(self.retry_after * 1e9))
@@ -80,8 +86,8 @@ class HearthError(Exception):
             found.append(
                 error_details_pb2.ResourceInfo(
                     resource_type=self.resource.type,
-                    resource_name=self.resource.name,
-                    description=self.resource.description,
+                    resource_name=_cut(self.resource.name),
+                    description=_cut(self.resource.description),
                 )
             )
         for detail in (*found, *self.details):
@@ -101,6 +107,24 @@ class HearthError(Exception):
                 if found.Unpack(message):
                     return message
         return None
+
+
+def _bad_request(violations: Sequence[FieldViolation]) -> error_details_pb2.BadRequest:
+    bad = error_details_pb2.BadRequest()
+    for number, (field, description) in enumerate(violations):
+        if bad.ByteSize() > _VIOLATIONS_BYTES:
+            bad.field_violations.add(description=f"{len(violations) - number} more of such problems")
+            break
+        bad.field_violations.add(field=_cut(field), description=_cut(description))
+    return bad
+
+
+def _cut(text: str, most: int = _TEXT_BYTES) -> str:
+    """The beginning of a text that is longer than `most` bytes."""
+    # Quick for what is short, which is nearly all.
+    if len(text) * 4 <= most or len(encoded := text.encode("utf-8", "replace")) <= most:
+        return text
+    return encoded[: most - 3].decode("utf-8", "ignore") + "…"
 
 
 class InvalidArgument(HearthError):

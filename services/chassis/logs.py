@@ -30,6 +30,10 @@ class _Context(logging.Filter):
         return True
 
 
+# All that these tell of is the headers of a call.
+_OF_HEADERS = ("opentelemetry.baggage.propagation", "opentelemetry.trace.span", "opentelemetry.trace.propagation")
+
+
 class _Strangers(logging.Filter):
     """Drops what libraries log of requests that they refuse before any code of ours: anybody makes as many of them as
     he likes, each has a stack, and shows what was sent, which may be a token with a wrong character in it."""
@@ -39,7 +43,7 @@ class _Strangers(logging.Filter):
             return not str(record.msg).startswith("Invalid encoding")
         if record.name == "aiohttp.server" and record.exc_info and record.exc_info[0] is not None:
             return record.exc_info[0].__module__ != "aiohttp.http_exceptions"
-        return True
+        return record.levelno > logging.WARNING or not record.name.startswith(_OF_HEADERS)
 
 
 class _Text(logging.Formatter):

@@ -102,6 +102,12 @@ def metadata(caller: Caller, chance: random.Random) -> Metadata:
     return own + chance.choice(_BESIDE) if chance.random() < 0.1 else own
 
 
+def laden(metadata: Metadata) -> bool:
+    """Whether that is more than gRPC is sure to take."""
+    # Each entry counts 32 bytes more.
+    return sum(len(key) + len(value) + 32 for key, value in metadata) > 7_000
+
+
 def environment(auth_file: str) -> dict[str, str]:
     """Settings of a stack that knows these callers. The operator is every service, too."""
     return {

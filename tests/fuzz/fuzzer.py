@@ -89,16 +89,17 @@ class Fuzzer:
             seconds = min(seconds, 0.5)
         large = any(len(message) > _MIB for message in sent)
         packs = large or chance.random() < 0.05
+        metadata = callers.metadata(caller, chance)
         answer = await call(
             rpc,
             channel,
             sent,
             chance,
             seconds=seconds,
-            metadata=callers.metadata(caller, chance),
+            metadata=metadata,
             compression=chance.choice(tuple(grpc.Compression)) if packs else grpc.Compression.NoCompression,
         )
-        self._judge(rpc, caller, sent, answer)
+        self._judge(rpc, caller, sent, answer, laden=callers.laden(metadata))
 
     def _message(self, rpc: Rpc, maker: Maker, chance: random.Random) -> bytes:
         """Mostly one for the RPC; sometimes one that no server may take, small only while it is compressed."""
@@ -106,11 +107,11 @@ class Fuzzer:
             return bytes(chance.choice((5, 16)) * _MIB)
         return maker.wire(rpc.request)
 
-    def _judge(self, rpc: Rpc, caller: Caller, sent: Sequence[bytes], answer: Answer) -> None:
+    def _judge(self, rpc: Rpc, caller: Caller, sent: Sequence[bytes], answer: Answer, *, laden: bool) -> None:
         self.answers[rpc.path, answer.code.name] += 1
         if answer.code is not grpc.StatusCode.OK and not answer.reason:
             self.of_grpc[f"{answer.code.name} {answer.detail[:40]}"] += 1
-        if wrong := verdicts.problem(rpc, caller, sent, answer):
+        if wrong := verdicts.problem(rpc, caller, sent, answer, laden=laden):
             shown = [one[:2000].hex() for one in sent]
             self.problems.append(f"{rpc.path} {wrong}: {answer} to {caller.project!r}, sent={shown}")
 

@@ -22,14 +22,15 @@ DEFECTS = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.Sta
 _OF_GRPC = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "Deadline Exceeded|Stream removed.*",
     grpc.StatusCode.CANCELLED: "Locally cancelled by application!",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: (
-        "(SERVER: )?(Received|Decompressed) message larger than max.*|received metadata size exceeds .*|"
-    ),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ("(SERVER: )?(Received|Decompressed) message larger than max.*|"),
 }
 
+# Of the metadata of a call. Of that of an answer it would be the same text, and a defect.
+_TOO_LADEN = "received metadata size exceeds"
 
-def problem(rpc: Rpc, caller: Caller, sent: Sequence[bytes], answer: Answer) -> str | None:
-    """What is wrong with an answer to `sent`, None when nothing is."""
+
+def problem(rpc: Rpc, caller: Caller, sent: Sequence[bytes], answer: Answer, *, laden: bool = False) -> str | None:
+    """What is wrong with an answer to `sent`, None when nothing is. `laden`: its metadata was much."""
     if answer.code in DEFECTS:
         return "is a status for what nobody thought of"
     if answer.code is grpc.StatusCode.OK or answer.responses:
@@ -42,6 +43,8 @@ def problem(rpc: Rpc, caller: Caller, sent: Sequence[bytes], answer: Answer) -> 
     if answer.reason or answer.given_up or is_open(rpc.path):
         return None
     if re.fullmatch(_OF_GRPC.get(answer.code, "(?!)"), answer.detail, re.DOTALL):
+        return None
+    if laden and answer.code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LADEN in answer.detail:
         return None
     return "has no reason, and is none of gRPC's own"
 

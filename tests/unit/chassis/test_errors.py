@@ -77,6 +77,25 @@ def test_further_details_come_back() -> None:
     assert got.detail(session_pb2.SessionKey) is None
 
 
+@pytest.mark.parametrize("letter", ["x", "ä", "火", "🔥"])
+def test_an_error_fits_into_headers_whatever_it_is_about(letter: str) -> None:
+    long = letter * 100_000
+    wrong = tuple((f"answers[{number}].interaction_id{long}", long) for number in range(5_000))
+    sent = errors.InvalidArgument(
+        long, reason="INVALID_FIELD", metadata={"project": long}, field_violations=wrong, resource=("log", long, long)
+    )
+    status = sent.to_status()
+    # The text is a header of its own, in which each byte may take three.
+    assert len(status.SerializeToString()) * 4 / 3 + 3 * len(status.message.encode()) < 10_000
+    got = over_the_wire(sent)
+    assert (type(got), got.reason) == (errors.InvalidArgument, "INVALID_FIELD")
+    assert got.message.startswith(letter * 100)
+    assert got.metadata["project"].endswith(f"{letter}…")
+    *told, (field, more) = got.field_violations
+    assert [name.partition(".")[0] for name, _ in told] == [f"answers[{number}]" for number in range(len(told))]
+    assert (field, more) == ("", f"{5_000 - len(told)} more of such problems")
+
+
 def test_status_has_the_domain_and_only_what_was_given() -> None:
     status = errors.NotFound("gone", reason="SESSION_NOT_FOUND").to_status()
     assert len(status.details) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp.http_exceptions import BadHttpMessage
-from opentelemetry import trace
+from opentelemetry import propagate, trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -143,6 +143,9 @@ def test_what_strangers_send_is_not_logged(root_logger: logging.Logger, capsys: 
             raise BadHttpMessage("Bearer secret")
         except BadHttpMessage:
             logging.getLogger(name).exception(message, b"Bearer secret")
+    parent = f"00-{'a' * 32}-{'b' * 16}-01"
+    propagate.extract({"baggage": "a=%ff;=;,=b", "traceparent": parent, "tracestate": "a" * 600})
+    propagate.extract({"baggage": "a" * 9_000})
     assert capsys.readouterr().err == ""
     for name in ("grpc._cython.cygrpc", "aiohttp.server"):
         logging.getLogger(name).error("a defect")
