@@ -138,6 +138,11 @@ DEPENDENCY = gauge(
 )
 # Grows for good only when something is forgotten.
 TASKS = gauge("hearth.tasks", "{task}", "tasks of asyncio in this process: calls, streams and work in the background")
+CERTIFICATE_ENDS = gauge(
+    "hearth.tls.certificate.ends",
+    "s",
+    "when the certificate that this process shows to its callers ends, in seconds since 1970; nothing without TLS",
+)
 READING_FAILURES = counter(
     "hearth.metrics.reading.failures",
     "{reading}",

@@ -37,12 +37,12 @@ from services.chassis.health import Health
 from services.chassis.interceptors import ErrorInterceptor, Streams, TelemetryInterceptor, shutting_down
 from services.chassis.limits import Limits
 from services.chassis.memory import give_back
-from services.chassis.metrics import DEPENDENCY, TASKS, Readings
+from services.chassis.metrics import CERTIFICATE_ENDS, DEPENDENCY, TASKS, Readings
 from services.chassis.metrics_page import metrics_page
 from services.chassis.scopes import SCOPES, Scope
 from services.chassis.settings import EXIT_USAGE, Address, ChassisSettings, StartupError, load
 from services.chassis.tasks import Tasks
-from services.chassis.tls import page_context, server_credentials
+from services.chassis.tls import ServerTls, page_context, server_tls
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +208,10 @@ async def started(
         ),
     ]
     server = new_server(interceptors=interceptors, options=_options(settings))
-    app = App(settings, name, server, _bind(server, settings), streams)
+    tls = server_tls(settings)
+    app = App(settings, name, server, _bind(server, settings, tls), streams)
+    if tls is not None:
+        app.readings.watch_number(CERTIFICATE_ENDS, tls.ends)
     try:
         async with _measured(app), build(app):
             await _open(app, server)
@@ -296,12 +299,11 @@ def _options(settings: ChassisSettings) -> tuple[tuple[str, Any], ...]:
     )
 
 
-def _bind(server: grpc.aio.Server, settings: ChassisSettings) -> str:
+def _bind(server: grpc.aio.Server, settings: ChassisSettings, tls: ServerTls | None) -> str:
     wanted = Address.parse(settings.listen)
     try:
-        credentials = server_credentials(settings)
-        if credentials is not None:
-            port = server.add_secure_port(str(wanted), credentials)
+        if tls is not None:
+            port = server.add_secure_port(str(wanted), tls.credentials)
         else:
             port = server.add_insecure_port(str(wanted))
     except RuntimeError:

@@ -12,7 +12,7 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import grpc
 
@@ -63,16 +63,34 @@ def _state_of(file: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def server_credentials(settings: ChassisSettings) -> grpc.ServerCredentials | None:
-    """What the server is opened with; None is without TLS. Raises `StartupError`."""
+class _Shown(NamedTuple):
+    configuration: grpc.ServerCertificateConfiguration
+    ends: float
+
+
+class ServerTls(NamedTuple):
+    """What the server is opened with, and when the certificate that it shows now ends: seconds since 1970."""
+
+    credentials: grpc.ServerCredentials
+    ends: Callable[[], float]
+
+
+def server_tls(settings: ChassisSettings) -> ServerTls | None:
+    """TLS of the server; None is without. Raises `StartupError`."""
     certificate, key, client_ca = settings.tls_certificate_file, settings.tls_key_file, settings.tls_client_ca_file
     if certificate is None or key is None:
         return None
 
-    def read() -> grpc.ServerCertificateConfiguration:
+    def read() -> _Shown:
+        # Takes its time to import, and most services on one machine speak no TLS.
+        from hearth.certificates import ends_at
+
         roots = read_roots(client_ca) if client_ca is not None else None
-        chain, private = read_pair(certificate, key)
-        return grpc.ssl_server_certificate_configuration([(private, chain)], root_certificates=roots)
+        pair = read_pair(certificate, key)
+        made = grpc.ssl_server_certificate_configuration(
+            [(pair.private_key, pair.certificate_chain)], root_certificates=roots
+        )
+        return _Shown(made, ends_at(pair).timestamp())
 
     watched = _watched(settings, ("tls_certificate_file", "tls_key_file", "tls_client_ca_file"), read)
     first = shown = watched.current()
@@ -81,11 +99,14 @@ def server_credentials(settings: ChassisSettings) -> grpc.ServerCredentials | No
         # Asked in a thread of gRPC at each handshake. None is what it has already, which it need not take apart again.
         nonlocal shown
         before, shown = shown, watched.current()
-        return shown if shown is not before else None
+        return shown.configuration if shown is not before else None
 
     # Its types do not know of None, its documentation does.
     fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", changed)
-    return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=client_ca is not None)
+    credentials = grpc.dynamic_ssl_server_credentials(
+        first.configuration, fetch, require_client_authentication=client_ca is not None
+    )
+    return ServerTls(credentials, lambda: watched.current().ends)
 
 
 def client_tls(settings: ChassisSettings) -> Watched[Tls] | None:

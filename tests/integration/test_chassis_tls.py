@@ -15,12 +15,14 @@ import grpc
 import grpc.aio
 import pytest
 
+from hearth.certificates import ends_at
 from hearth.channel import open_channel as open_client_channel
 from hearth.history.v1 import history_service_pb2, history_service_pb2_grpc
-from hearth.tls import Tls, TlsError
+from hearth.tls import Pair, Tls, TlsError
 from services.chassis.calls import open_channel
 from services.chassis.server import App, serve, started
 from services.chassis.settings import ChassisSettings, StartupError
+from services.chassis.tls import server_tls
 from tests.support.certificates import Certificates, Files
 from tests.support.waiting import eventually
 
@@ -248,6 +250,23 @@ async def test_metrics_are_served_by_https_where_that_is_set(certificates: Certi
         session.get(f"http://{told.read_text()}/metrics") as answer,
     ):
         assert answer.status == 200
+
+
+def test_the_end_that_is_told_is_that_of_the_certificate_in_use(certificates: Certificates) -> None:
+    files = certificates.issue("server", days=3)
+    tls = server_tls(ChassisSettings(tls_certificate_file=files.certificate, tls_key_file=files.key))
+    assert tls is not None
+
+    def held_until() -> float:
+        return ends_at(Pair(files.certificate.read_bytes(), files.key.read_bytes())).timestamp()
+
+    before = held_until()
+    assert tls.ends() == before
+    certificates.issue("server", days=5)
+    assert tls.ends() == held_until() > before
+    now = tls.ends()
+    files.key.write_text("none")
+    assert tls.ends() == now
 
 
 def test_what_needs_a_certificate_says_so(certificates: Certificates) -> None:
