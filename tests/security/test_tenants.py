@@ -18,6 +18,7 @@ from services.chassis.errors import from_rpc_error
 from services.chassis.scopes import SCOPE_NAMES, SCOPES
 from tests.security.table import DENIED, TABLE
 from tests.support.cli import running
+from tests.support.offering import offer
 from tests.support.rpcs import RPCS, Rpc
 from tests.support.servers import Servers
 
@@ -59,8 +60,11 @@ async def answer(rpc: Rpc, channel: grpc.aio.Channel, bearer: str, project: str)
     """What a call is answered: the reason of its refusal, or OK (which is the first response, of a stream)."""
     request = json_format.ParseDict(dict(TABLE[rpc.path].request(project)), rpc.request()).SerializeToString()
     metadata = (("authorization", f"Bearer {bearer}"),) if bearer else ()
-    call = rpc.on(channel)(iter([request]) if rpc.streams_in else request, metadata=metadata, timeout=30)
+    sent = () if rpc.streams_in else (request,)
+    call = rpc.on(channel)(*sent, metadata=metadata, timeout=30)
     try:
+        if rpc.streams_in:
+            await offer(call, request)
         if rpc.streams_out:
             async for _ in call:
                 call.cancel()

@@ -11,6 +11,7 @@ from hearth.history.v1 import history_service_pb2
 from services.chassis.errors import HearthError, from_rpc_error
 from tests.support import events
 from tests.support.history_client import APPENDED, DUPLICATE, Client, ids
+from tests.support.offering import offer
 
 Request = history_service_pb2.AppendStreamRequest
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ async def test_a_malformed_request_ends_the_stream_behind_the_replies_before_it(
     call = history.stub.AppendStream()
     for number in (1, 2):
         await call.write(Request(number=number, sets=[events.append_set(session, events.user_message())]))
-    await call.write(Request(number=3))
-    await call.write(Request(number=4, sets=[events.append_set(session, events.user_message())]))
+    behind = Request(number=4, sets=[events.append_set(session, events.user_message())])
+    await offer(call, Request(number=3).SerializeToString(), behind.SerializeToString(), last=False)
     assert [reply.number for reply in await replies(call, 2)] == [1, 2]
     error = await failure(call)
     assert (error.reason, error.field_violations[0][0]) == ("INVALID_FIELD", "sets")
@@ -96,9 +97,12 @@ async def test_requests_are_numbered_without_holes(history: Client) -> None:
     session = events.key()
     for first, second in ((0, None), (2, None), (1, 1), (1, 3)):
         call = history.stub.AppendStream()
-        await call.write(Request(number=first, sets=[events.append_set(session, events.user_message())]))
-        if second is not None:
-            await call.write(Request(number=second, sets=[events.append_set(session, events.user_message())]))
+        requests = [
+            Request(number=number, sets=[events.append_set(session, events.user_message())]).SerializeToString()
+            for number in (first, second)
+            if number is not None
+        ]
+        await offer(call, *requests, last=False)
         error = await failure(call)
         assert error.field_violations[0][0] == "number"
         assert error.metadata["first_unacknowledged"] == ("1" if second is None else "2")
