@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 # Most tests wait for real processes, so more of them than there are cores run at once.
-PYTEST ?= -n 4 --dist loadfile
+PYTEST ?= -n 4 --dist loadfile --no-loadscope-reorder
 PROTOS := $(shell find protos -name '*.proto')
 # The tests start hundreds of processes, and each would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE

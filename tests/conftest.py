@@ -16,6 +16,9 @@ from tests.support.servers import Servers
 # Taken out of the environment: a setting of the person who runs the tests must not reach what they test.
 GIVEN = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(("HEARTH_", "OTEL_"))}
 
+# Where a module may take minutes.
+SLOWEST = ("tests/model/", "tests/property/", "tests/faults/", "tests/e2e/", "tests/deployment/")
+
 StartService = Callable[..., Awaitable[ServiceProcess]]
 
 
@@ -102,6 +105,11 @@ async def start_service(scratch: Path) -> AsyncIterator[StartService]:
     for service in reversed(mine):
         if service.running:
             await service.terminate()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the modules that take long: the last to begin decide when all workers are done."""
+    items.sort(key=lambda item: next((rank for rank, name in enumerate(SLOWEST) if name in item.nodeid), len(SLOWEST)))
 
 
 @pytest.hookimpl(wrapper=True)
