@@ -384,6 +384,33 @@ async def test_prompts_are_on_the_disk_before_anything_is_seen(tmp_path: Path) -
         "message_id": "execution-1",
         "session": agent.session,
         "text": "hello",
+        "context": "",
         "pid": agent.pid,
     }
     assert (second["message_id"], second["text"]) == (None, "crash-silent")
+
+
+async def test_what_it_was_opened_with_is_written_down_without_what_may_be_secret(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    secrets = {"SHOWN": "one", "HIDDEN": "two"}
+    named = [schema.EnvVariable(name=name, value=value) for name, value in secrets.items()]
+    server = schema.McpServerStdio(name="notes", command="notes", args=["-v"], env=named)
+    env = {"HEARTH_SCRIPTED_LOG": str(log), "HEARTH_SCRIPTED_LOG_VALUES": "SHOWN NOT_THERE", **secrets}
+    async with connected(tmp_path, **env) as (_, connection, pid):
+        told = {"hearth.dev/instructions": "Be brief.", "hearth.dev/model": "large"}
+        made = await connection.new_session(cwd=str(tmp_path), mcp_servers=[server], **cast(Any, told))
+        await connection.load_session(cwd=str(tmp_path), session_id=made.session_id)
+    first, second = log_of(log, "open")
+    assert "two" not in log.read_text()
+    assert (first["pid"], first["session"]) == (second["pid"], second["session"]) == (pid, made.session_id)
+    assert first["began"] == second["began"] <= first["time"]
+    assert (first["loaded"], second["loaded"]) == (False, True)
+    assert (first["instructions"], first["model"], first["values"]) == ("Be brief.", "large", {"SHOWN": "one"})
+    (shown,) = first["servers"]
+    assert shown == {
+        "name": "notes",
+        "where": ["notes", "-v"],
+        "names": ["HIDDEN", "SHOWN"],
+        "values": {"SHOWN": "one"},
+    }
+    assert (second["instructions"], second["servers"]) == ("", [])

@@ -46,6 +46,8 @@ for again and then run, once. Its input may hold `"asks": N`, to ask so often fo
 `"instead": {json}`, to ask with this input instead. The other sentences are repeated.
 
 Sessions are kept in $HEARTH_AGENT_STATE (default $HOME/.hearth-scripted), so another process can load them. With
-$HEARTH_SCRIPTED_LOG set, prompts, cancels, permissions and tool runs are written there, one JSON object a line, synced
-to the disk before their effects are seen. $HEARTH_SCRIPTED_START makes the start fail: `exit:CODE`, `hang`, `garbage`.
+$HEARTH_SCRIPTED_LOG set, opened sessions, prompts, cancels, permissions and tool runs are written there, one JSON
+object a line, synced to the disk before their effects are seen. Of the variables and headers that it is given only
+those that $HEARTH_SCRIPTED_LOG_VALUES names, with spaces between, are written with their values.
+$HEARTH_SCRIPTED_START makes the start fail: `exit:CODE`, `hang`, `garbage`.
 """

@@ -32,7 +32,8 @@ def main() -> None:
 async def _serve() -> None:
     state = os.environ.get("HEARTH_AGENT_STATE")
     sessions = Sessions(Path(state) if state else Path.home() / ".hearth-scripted")
-    agent = ScriptedAgent(sessions, Journal(os.environ.get("HEARTH_SCRIPTED_LOG")))
+    shown = os.environ.get("HEARTH_SCRIPTED_LOG_VALUES", "").split()
+    agent = ScriptedAgent(sessions, Journal(os.environ.get("HEARTH_SCRIPTED_LOG"), shown))
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
     await agent.connection.open()

@@ -75,6 +75,7 @@ class ScriptedAgent:
             session = self._sessions.create(_directory(params))
         except OSError as error:
             raise RpcError(-32603, f"the session cannot be kept: {error}") from None
+        self._journal.opened(session.id, params, loaded=False)
         return {"sessionId": session.id}
 
     async def _load(self, params: Object) -> Object:
@@ -84,6 +85,7 @@ class ScriptedAgent:
         session = self._sessions.load(session_id, _directory(params))
         if session is None:
             raise RpcError(-32002, "Resource not found", {"sessionId": session_id})
+        self._journal.opened(session_id, params, loaded=True)
         for turn in session.state["turns"]:
             for kind, identifier, text in (
                 ("user_message_chunk", f"user-{turn['number']}", turn["user"]),
@@ -106,7 +108,7 @@ class ScriptedAgent:
         text, context = read_prompt(params.get("prompt"))
         meta = params.get("_meta")
         message_id = meta.get(EXECUTION_META) if isinstance(meta, dict) else None
-        self._journal.write("prompt", message_id=message_id, session=session.id, text=text)
+        self._journal.write("prompt", message_id=message_id, session=session.id, text=text, context=context)
         turn = session.begin(text, {**script.facts_in(context), **script.facts_in(text)})
         run = TurnRun(session, turn["number"], self.connection, self._journal, self.processes)
         playing = asyncio.create_task(run.play(script.parse(text)))
