@@ -1,4 +1,4 @@
-"""What Hearth guarantees about sessions, as checks of a `ControlRecording`: C1 to C5, H6, and H1, H6 of each log."""
+"""What Hearth guarantees about sessions, as checks of a `ControlRecording`: C1 to C5, P1, H6; H1 and H6 of each log."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.checkers import (
     h1_ordered,
     h6_one_ending,
     h6_settled,
+    p1_continuation,
 )
 from tests.checkers.verdict import Verdict
 from tests.support.control_recording import ControlRecording
@@ -24,6 +25,7 @@ CHECKERS: dict[str, Callable[[ControlRecording], Verdict]] = {
     "C3": c3_aimed.check,
     "C4": c4_inputs.check,
     "C5": c5_approved_once.check,
+    "P1": p1_continuation.check,
     "H6": h6_settled.check,
     "H1 of logs": lambda recording: h1_ordered.check(logs_of(recording)),
     "H6 of logs": lambda recording: h6_one_ending.check(logs_of(recording)),

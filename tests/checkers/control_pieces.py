@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -16,7 +17,7 @@ from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import content_pb2, event_pb2
 from services.chassis.errors import HearthError
 from tests.checkers.pieces import KEY, event, stored
-from tests.support.control_recording import Call, ControlRecording, Prompt, Ran, Rows, Told
+from tests.support.control_recording import Call, ControlRecording, Opened, Prompt, Ran, Rows, Told
 from tests.support.recording import Log
 
 ONE, TWO = (f"e{number}000000-0000-4000-8000-000000000000" for number in (1, 2))
@@ -121,11 +122,12 @@ def updated(number: int, input_id: str, words: str) -> event_pb2.Event:
     return event(number, "input.updated", input_updated=body)
 
 
-def ended(number: int, kind: str, execution_id: str, epoch: int, **fields: object) -> event_pb2.Event:
-    """An ending; `fields` are those of its body."""
+def ended(number: int, kind: str, execution_id: str, epoch: int, *, how: str = "", **fields: object) -> event_pb2.Event:
+    """An ending; `how` its turn began, `fields` are those of its body."""
     made = event(number, kind, execution_id=execution_id, epoch=epoch)
     body = getattr(made, kind.replace(".", "_"))
     body.summary.manifest.SetInParent()
+    body.summary.how = how
     for name, value in fields.items():
         setattr(body, name, value)
     return made
@@ -213,6 +215,20 @@ def stops(
     return call(request, calls.StopExecutionResponse(command=told or command()))
 
 
+def asked(
+    execution_id: str,
+    words: str,
+    process: int = 1,
+    *,
+    record: str = "r",
+    at: float = 0.0,
+    context: str = "",
+    **opened: Any,
+) -> Prompt:
+    """A prompt as an agent wrote it down that was `opened` with something."""
+    return Prompt(execution_id, words, context, record, Opened((process, 0.0), **opened), at)
+
+
 def sound() -> ControlRecording:
     """The run, with nothing wrong."""
     recording = ControlRecording(
@@ -232,6 +248,7 @@ def sound() -> ControlRecording:
         ],
         rows={KEY: rows()},
         prompts=[Prompt(ONE, "one"), Prompt(TWO, "two, changed")],
+        turns=[asked(ONE, "one"), asked(TWO, "two, changed")],
         told=[Told(ONE, "a", "allow_once"), Told(ONE, "b", "reject_once")],
         ran=[Ran(ONE, "call-a", "a")],
         settled=True,

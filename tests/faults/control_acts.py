@@ -12,10 +12,10 @@ from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import event_pb2
 from tests.checkers import control
-from tests.contract.pool.house import ENDINGS, key, text_content
+from tests.contract.pool.house import ENDINGS, key, summary, text_content
 from tests.support.control_caller import Caller
 from tests.support.control_recording import Call, ControlRecording
-from tests.support.control_stage import FIRST, SECOND, Stage, quietly
+from tests.support.control_stage import CREDENTIAL, FIRST, SECOND, Stage, quietly
 
 _M = TypeVar("_M", bound=Message)
 
@@ -57,6 +57,7 @@ class Act:
         *,
         label: str = "",
         on_busy: sessions.OnBusy.ValueType = sessions.ON_BUSY_QUEUE,
+        spec: sessions.SessionSpec | None = None,
     ) -> calls.SendInputRequest:
         """A message; its request id is its label."""
         label = label or f"{kind}-{uuid.uuid4().hex[:12]}"
@@ -65,6 +66,7 @@ class Act:
             request_id=label,
             content=text_content(self.stage.text(label, kind)),
             on_busy=on_busy,
+            spec=spec,
         )
 
     def stop(self, execution_id: str, request_id: str = "") -> calls.StopExecutionRequest:
@@ -88,11 +90,20 @@ class Act:
             ],
         )
 
+    def rotation(self) -> calls.PutCredentialRequest:
+        """Another value of the credential that specs bind."""
+        value = uuid.uuid4().hex
+        return calls.PutCredentialRequest(
+            project=self.key.project, request_id=value, name=CREDENTIAL, value=f"value {value}"
+        )
+
     # Situations
 
-    async def running(self, kind: str = "held", *, at: str = FIRST) -> tuple[str, str]:
+    async def running(
+        self, kind: str = "held", *, at: str = FIRST, spec: sessions.SessionSpec | None = None
+    ) -> tuple[str, str]:
         """A turn that its agent is at: the label of its message, and its execution."""
-        request = self.message(kind)
+        request = self.message(kind, spec=spec)
         sent = await self.must(request, calls.SendInputResponse, at=at)
         execution_id = sent.started.execution.execution_id
         await self.handed_over(execution_id)
@@ -157,6 +168,10 @@ class Act:
         """The ending of an execution, once it is in the log."""
         return await self.stage.of(SECOND).ending(self.key, execution_id, timeout=_SECONDS)
 
+    async def how(self, execution_id: str) -> str:
+        """Whether an execution that ended had an agent that was kept: `warm`, `restarted` or `cold`."""
+        return summary(await self.ending_in_log(execution_id)).how
+
     async def first_execution_of(self, label: str) -> str:
         """The execution of a message of which nobody was told, by the same request sent again."""
         for made in self.recording.calls:
@@ -219,9 +234,9 @@ class Act:
 
     # The end
 
-    async def goes_on(self, *, at: str = SECOND) -> None:
+    async def goes_on(self, *, at: str = SECOND, spec: sessions.SessionSpec | None = None) -> None:
         """The next message is answered."""
-        sent = await self.must(self.message(), calls.SendInputResponse, at=at)
+        sent = await self.must(self.message(spec=spec), calls.SendInputResponse, at=at)
         assert sent.HasField("started"), sent
         assert await self.ended(sent.started.execution.execution_id) == "completed"
 

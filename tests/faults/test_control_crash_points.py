@@ -1,5 +1,5 @@
 """kill -9, and freeze and thaw, of a replica of the pool at every point at which something is half done, while another
-one is there: it takes over what design §10 says, C1 to C5 and H6 hold, and the next message is answered.
+one is there: it takes over what design §10 says, C1 to C5, P1 and H6 hold, and the next message is answered.
 
 The points come from the registry of the code. A point without a story in `control_stories`, and a story that does not
 reach its point, fail.

@@ -1,5 +1,5 @@
 """The race table of control: what is asked of one session at the same time is decided in each order, and each time one
-wins, everybody is told so, and the checkers of C1 to C5 and H6 find nothing wrong.
+wins, everybody is told so, and the checkers of C1 to C5, P1 and H6 find nothing wrong.
 
 Nothing is left to luck. Where both sides change the row of the session, a transaction of the test holds it until both
 wait for it, in the order wanted (`Stage.barrier`). Where one side is an ending, the replica that drives the turn is
@@ -17,7 +17,8 @@ frozen before or after history has taken that, and the other side comes through 
 | stop ‖ stop | either | row |
 | kill ‖ stop, kill ‖ answer | either | row |
 | remove ‖ promotion, edit ‖ promotion, send now ‖ promotion | either | row |
-| send ‖ send, of two people and of one who asks again | either | row |
+| send ‖ send, of two people, under two specs, and of one who asks again | either | row |
+| new value of a credential ‖ promotion | the value, before or after the turn with the old one has ended | freeze |
 | takeover ‖ late output | either | freeze, in `test_control_crash_points.py` |
 """
 
@@ -35,7 +36,7 @@ from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
 from tests.faults.control_acts import ALLOWED, DENIED, Act
 from tests.support.control_recording import Call
-from tests.support.control_stage import FIRST, SECOND, Stage
+from tests.support.control_stage import FIRST, SECOND, Stage, specs
 from tests.support.servers import Servers
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
@@ -351,6 +352,35 @@ async def test_two_messages(act: Act, order: tuple[int, int]) -> None:
     inputs = [getattr(call.response, str(result)).input_id for call, result in zip(made, results, strict=True)]
     executions = [await act.started_later(inputs[place]) for place in order]
     assert [await act.ended(one) for one in executions] == ["completed", "completed"]
+
+
+@pytest.mark.parametrize("order", [(0, 1), pytest.param((1, 0), marks=pytest.mark.exhaustive)])
+async def test_two_messages_under_two_specs(act: Act, order: tuple[int, int]) -> None:
+    before, names = "defaults", ("brief", "defaults")
+    await act.goes_on(at=FIRST, spec=specs()[before])
+    made = await at_the_row(act, order, *(act.message(spec=specs()[name]) for name in names))
+    for place in order:
+        sent = made[place].response
+        assert isinstance(sent, calls.SendInputResponse)
+        execution_id = await act.started_later(getattr(sent, sent.WhichOneof("result") or "").input_id)
+        assert await act.ended(execution_id) == "completed"
+        assert names[place] == before or await act.how(execution_id) != "warm"
+        before = names[place]
+    await act.goes_on()
+
+
+@pytest.mark.parametrize("point", ["turn.answered", pytest.param("promote.committed", marks=pytest.mark.exhaustive)])
+async def test_a_new_value_and_the_promotion(act: Act, point: str) -> None:
+    await act.must(act.rotation(), calls.PutCredentialResponse)
+    label, execution_id = await act.running(spec=specs()["keyed"])
+    _, waiting = await act.queued()
+    assert (await while_frozen(act, execution_id, point, label, act.rotation())).accepted
+    assert await act.ended(execution_id) == "completed"
+    started = await act.started_later(waiting)
+    assert await act.ended(started) == "completed"
+    # Whoever has the old value goes, with all that it runs in.
+    assert await act.how(started) == "cold"
+    await act.goes_on(spec=specs()["defaults"])
 
 
 @EITHER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -35,7 +36,7 @@ class Caller:
 
     async def call(self, key: session_pb2.SessionKey, request: Message) -> Call:
         """Make a call; it has its answer, or the error that came instead."""
-        made = Call((key.project, key.session), request, self._ticks())
+        made = Call((key.project, key.session), request, self._ticks(), began_at=time.time())
         self.recording.calls.append(made)
         method = type(request).__name__.removesuffix("Request")
         stub: Callable[..., Awaitable[Message]] = getattr(self._backend().sessions, method)
@@ -45,7 +46,7 @@ class Caller:
             made.error = from_rpc_error(error)
             if error.code() in _PASSING:
                 return made
-        made.answered = self._ticks()
+        made.answered, made.answered_at = self._ticks(), time.time()
         return made
 
     async def look(self, key: session_pb2.SessionKey) -> None:
@@ -84,7 +85,7 @@ class Caller:
     def take_journal(self, mine: Callable[[str], bool] = lambda _: True) -> None:
         """Take what agents wrote down since this was made into the recording, of executions that are `mine`."""
         recording = self.recording
-        recording.prompts, recording.told, recording.ran = [], [], []
+        recording.prompts, recording.turns, recording.told, recording.ran = [], [], [], []
         recording.read_journal(self._journal()[self._journal_from :])
         recording.prompts = [one for one in recording.prompts if mine(one.execution_id)]
         recording.told = [one for one in recording.told if mine(one.execution_id)]

@@ -1,14 +1,14 @@
 """What happened to sessions, as plain values: what was asked of the pool and answered, what it shows in the end, what
 is stored of each session, and what agents wrote down that reached them.
 
-Whoever drives a pool fills a `ControlRecording`; the checkers C1 to C5 and H6 of `tests/checkers` say what is wrong
-with one. Nothing here does IO. Ticks are as in `recording`.
+Whoever drives a pool fills a `ControlRecording`; the checkers C1 to C5, P1 and H6 of `tests/checkers` say what is wrong
+with one. Nothing here does IO. Ticks are as in `recording`; times are in seconds since 1970, by one clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import grpc
@@ -28,7 +28,7 @@ _PASSING = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, gr
 @dataclass
 class Call:
     """One request to the pool. `answered` is 0 where no answer came; `error` is what it was refused with, or how the
-    connection ended."""
+    connection ended. `began_at` and `answered_at` are the times of these ticks."""
 
     session: Key
     request: Message
@@ -36,6 +36,8 @@ class Call:
     answered: int = 0
     response: Message | None = None
     error: HearthError | None = None
+    began_at: float = 0.0
+    answered_at: float = 0.0
 
     @property
     def accepted(self) -> bool:
@@ -49,11 +51,31 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Opened:
+    """What an agent says that it was started with, when a session was opened in it.
+
+    `process` names it: its id, and when it began. `values` are those of the variables it may tell; `servers` are the
+    MCP servers, of each its `name`, `where` it is, the `names` of its variables or headers, and the `values` of some.
+    """
+
+    process: tuple[int, float]
+    instructions: str = ""
+    model: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
+    servers: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
 class Prompt:
-    """A prompt as the agent that got it wrote it down."""
+    """A prompt as the agent that got it wrote it down. `context` is what it was to read first, `record` the agent's own
+    name for the conversation; `opened` is None where the agent does not tell."""
 
     execution_id: str
     text: str
+    context: str = ""
+    record: str = ""
+    opened: Opened | None = None
+    at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +116,9 @@ class Rows:
 @dataclass
 class ControlRecording:
     """A whole run. `settled`: nothing was under way any more when `logs` and `rows` were read; without it only what
-    must hold at any time is checked. `shutdowns` counts pools that were told to end in an orderly way."""
+    must hold at any time is checked. `shutdowns` counts pools that were told to end in an orderly way. `prompts`,
+    `told` and `ran` are of the executions of this run; `turns` are all prompts of agents that tell what they were
+    started with, whosever they are, in their order."""
 
     calls: list[Call] = field(default_factory=list)
     logs: dict[Key, Log] = field(default_factory=dict)
@@ -102,6 +126,7 @@ class ControlRecording:
     prompts: list[Prompt] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
     ran: list[Ran] = field(default_factory=list)
+    turns: list[Prompt] = field(default_factory=list)
     settled: bool = False
     shutdowns: int = 0
     policy_allows: bool = False
@@ -126,12 +151,21 @@ class ControlRecording:
     def read_journal(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take what agents wrote down: one of them has one prompt at a time in each of its sessions."""
         running: dict[tuple[Any, Any], str] = {}
+        opened: dict[tuple[Any, Any], Opened] = {}
         for line in lines:
             who = (line["pid"], line.get("session"))
             match line["event"]:
+                case "open":
+                    told = {name: line[name] for name in ("instructions", "model", "values", "servers")}
+                    opened[who] = Opened((line["pid"], line["began"]), **told)
                 case "prompt":
                     running[who] = str(line["message_id"])
-                    self.prompts.append(Prompt(running[who], str(line["text"])))
+                    prompt = Prompt(running[who], str(line["text"]))
+                    self.prompts.append(prompt)
+                    # Those of an older agent tell nothing of what it was started with.
+                    if "context" in line:
+                        about = {"context": line["context"], "record": line["session"], "at": line["time"]}
+                        self.turns.append(replace(prompt, opened=opened.get(who), **about))
                 case "permission":
                     self.told.append(Told(running[who], line["tool"], line["outcome"]))
                 case "tool":

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import asyncpg
 import psutil
 
+from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import session_pb2
 from services.chassis import crashpoints
 from services.pool.sealing import new_key
@@ -33,9 +34,23 @@ _T = TypeVar("_T")
 
 AGENT = "logged"
 GATES = ("t1", "t2")
+# Where agents, and MCP servers of theirs, have the value of a credential.
+CREDENTIAL, VARIABLE, HEADER = "model-key", "MODEL_KEY", "X-Model-Key"
 FIRST, SECOND = "pool", "pool-2"
 
 _LOCKS = "SELECT * FROM pool.session WHERE project = $1 AND session = $2 FOR UPDATE%"
+
+
+def specs() -> dict[str, sessions.SessionSpec]:
+    """What a session may be told that it has. CREDENTIAL must be there for those that bind it."""
+    key, header = (sessions.CredentialBinding(credential=CREDENTIAL, target=where) for where in (VARIABLE, HEADER))
+    notes = sessions.McpHttp(url="http://127.0.0.1:1/notes", headers={"X-Plain": "plain"}, credentials=[header])
+    return {
+        "defaults": sessions.SessionSpec(),
+        "brief": sessions.SessionSpec(instructions="Be brief."),
+        "keyed": sessions.SessionSpec(model="large", credentials=[key]),
+        "serving": sessions.SessionSpec(mcp_servers=[sessions.McpServer(name="notes", http=notes)]),
+    }
 
 
 class Stage:
@@ -49,7 +64,7 @@ class Stage:
         self._held: dict[str, int] = {}
         agent = {
             "command": [sys.executable, "-P", "-m", "hearth.agents.scripted"],
-            "env": {"HEARTH_SCRIPTED_LOG": str(self._journal)},
+            "env": {"HEARTH_SCRIPTED_LOG": str(self._journal), "HEARTH_SCRIPTED_LOG_VALUES": f"{VARIABLE} {HEADER}"},
         }
         self.house = House(
             directory,
