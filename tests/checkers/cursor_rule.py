@@ -16,13 +16,16 @@ def check(recording: Recording) -> Verdict:
     for reader in recording.readers:
         log_ids: set[str] = set()
         for number, connection in enumerate(reader.connections):
-            _connection(connection, f"{reader.session} connection {number}", log_ids, verdict)
+            where = f"{reader.session} connection {number}"
+            at = _connection(connection, where, log_ids, verdict)
+            _refusal(connection, at, _acknowledged(recording, reader, connection.began), where, verdict)
         verdict.expect(len(log_ids) <= 1, f"{reader.session}: events of {len(log_ids)} logs")
         _resumes(reader, verdict)
     return verdict
 
 
-def _connection(connection: Connection, where: str, log_ids: set[str], verdict: Verdict) -> None:
+def _connection(connection: Connection, where: str, log_ids: set[str], verdict: Verdict) -> int | None:
+    """Checks what was delivered; the last place that was named, None where none was."""
     at = connection.after.sequence if connection.after is not None else None
     for item in connection.items:
         kind = item.WhichOneof("item")
@@ -44,12 +47,30 @@ def _connection(connection: Connection, where: str, log_ids: set[str], verdict: 
         if kind in ("ready", "heartbeat"):
             known = item.ready.head if kind == "ready" else item.heartbeat.head
             verdict.expect(known >= named, f"{where}: {kind} knows a head {known} below {named}")
-    if connection.refusal is not None and "sequence" in connection.refusal.metadata:
-        told = int(connection.refusal.metadata["sequence"])
-        if at is None and told > 0:
-            # Cut off while its `ready` was on its way. Never 0, which would mean the whole log.
-            at = told
+    return at
+
+
+def _refusal(connection: Connection, at: int | None, least: int, where: str, verdict: Verdict) -> None:
+    if connection.refusal is None or "sequence" not in connection.refusal.metadata:
+        return
+    told = int(connection.refusal.metadata["sequence"])
+    if at is None:
+        # The `ready` of a tail may be lost on its way; the place is that of the tail, so not before what was there.
+        verdict.expect(
+            told >= least, f"{where}: the error says to resume at {told}, the tail began at {least} or later"
+        )
+    else:
         verdict.expect(told == at, f"{where}: the error says to resume at {told}, delivered was {at}")
+
+
+def _acknowledged(recording: Recording, reader: Reader, tick: int) -> int:
+    """The highest sequence of the session of which somebody had been told before `tick`."""
+    known = (
+        append.result.sequence
+        for append in recording.appends
+        if append.session == reader.session and append.result is not None and 0 < append.answered < tick
+    )
+    return max(known, default=0)
 
 
 def _place_named(item: relay_pb2.Item) -> int | None:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
+from hearth.history.v1 import history_pb2
 from hearth.relay.v1 import relay_pb2
 from hearth.types.v1 import session_pb2
 from services.chassis.errors import Unavailable
 from tests.checkers.cursor_rule import check
 from tests.checkers.pieces import cursor, event, events_from, from_start, ready, shown
-from tests.support.recording import Connection, Recording
+from tests.support.recording import Append, Connection, Recording
 
 
 def beat(through: int, head: int) -> relay_pb2.Item:
@@ -37,8 +38,9 @@ def test_a_sound_reader_passes() -> None:
     assert wrong(cut(1)) == []
     assert wrong(Connection(None, [relay_pb2.Item(closing=relay_pb2.Closing(reason="SHUTTING_DOWN"))])) == []
     # Its `ready` was on its way when it was cut off.
-    late = Unavailable("shutting down", reason="SHUTTING_DOWN", metadata={"sequence": "3"})
-    assert wrong(Connection(None, [], refusal=late), events_from(3, 4)) == []
+    for place in (0, 3):
+        late = Unavailable("shutting down", reason="SHUTTING_DOWN", metadata={"sequence": str(place)})
+        assert wrong(Connection(None, [], refusal=late), events_from(place, place + 1)) == []
     assert check(Recording.of_reader([from_start(ready(0), shown(event(1), 1))])).checked > 3
 
 
@@ -64,10 +66,18 @@ def test_an_error_that_names_another_place_is_seen() -> None:
     assert wrong(cut(0))
 
 
-def test_a_place_named_before_the_tail_was_found_is_seen() -> None:
-    assert wrong(Connection(None, [closing(0)]))
-    error = Unavailable("shutting down", reason="SHUTTING_DOWN", metadata={"sequence": "0"})
-    assert wrong(Connection(None, [], refusal=error))
+@pytest.mark.parametrize("told", [0, 3])
+def test_a_place_named_before_the_tail_was_found_is_seen(told: int) -> None:
+    assert wrong(Connection(None, [closing(told)]))
+    error = Unavailable("shutting down", reason="SHUTTING_DOWN", metadata={"sequence": str(told)})
+    run = Recording.of_reader([Connection(None, [], refusal=error, began=5)])
+    run.appends = [
+        Append(("", ""), event(4), began=1, request=1, answered=3, result=history_pb2.AppendResult(sequence=4)),
+        Append(("", ""), event(5), began=4, request=2, answered=6, result=history_pb2.AppendResult(sequence=5)),
+    ]
+    assert check(run).wrong
+    error.metadata["sequence"] = "4"
+    assert check(run).wrong == []
 
 
 def test_a_reader_that_moves_its_cursor_to_the_head_is_seen() -> None:
