@@ -46,7 +46,9 @@ LONG := tests/agents tests/docs/test_commands.py tests/fuzz tests/deployment/tes
   tests/integration/test_chassis_metrics.py tests/e2e/test_metrics.py tests/e2e/test_otlp.py \
   tests/e2e/test_trace_page.py tests/e2e/test_demo_daytona.py tests/e2e/test_third_party_stack.py \
   tests/contract/provider/test_daytona_storm.py tests/integration/test_doctor_live_daytona.py \
-  tests/integration/test_bench_warm.py tests/e2e/test_tls.py \
+  tests/integration/test_bench_warm.py tests/e2e/test_tls.py tests/e2e/test_operators.py tests/e2e/test_raw_dumps.py \
+  tests/clients/test_node_client.py tests/faults/test_control_workload.py tests/integration/test_bench_smoke.py \
+  tests/integration/test_daytona_lost_in_a_turn.py tests/contract/provider/test_daytona_states.py \
   tests/security/test_nothing_is_shown.py tests/security/test_told_of_others.py
 test: setup
 	@$(BIN)/python -m pytest $(PYTEST) -m "not exhaustive" $(LONG:%=--ignore=%)

@@ -16,8 +16,9 @@ from tests.support.servers import Servers
 # Taken out of the environment: a setting of the person who runs the tests must not reach what they test.
 GIVEN = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(("HEARTH_", "OTEL_"))}
 
-# Where a module may take minutes.
-SLOWEST = ("tests/model/", "tests/property/", "tests/faults/", "tests/e2e/", "tests/deployment/")
+# Where a module may take minutes, and where one starts what stays until the worker ends, or is quickly over.
+FIRST = ("tests/model/", "tests/property/", "tests/faults/")
+LAST = ("tests/e2e/", "tests/unit/")
 
 StartService = Callable[..., Awaitable[ServiceProcess]]
 
@@ -109,7 +110,12 @@ async def start_service(scratch: Path) -> AsyncIterator[StartService]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the modules that take long: the last to begin decide when all workers are done."""
-    items.sort(key=lambda item: next((rank for rank, name in enumerate(SLOWEST) if name in item.nodeid), len(SLOWEST)))
+    order = (*FIRST, "", *LAST)
+
+    def rank(item: pytest.Item) -> int:
+        return next((at for at, name in enumerate(order) if name and item.nodeid.startswith(name)), len(FIRST))
+
+    items.sort(key=rank)
 
 
 @pytest.hookimpl(wrapper=True)
