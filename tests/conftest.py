@@ -17,7 +17,7 @@ from tests.support.servers import Servers
 GIVEN = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(("HEARTH_", "OTEL_"))}
 
 # Where a module may take minutes, and where one starts what stays until the worker ends, or is quickly over.
-FIRST = ("tests/model/", "tests/property/", "tests/faults/")
+FIRST = ("tests/agents/", "tests/model/", "tests/property/", "tests/faults/")
 LAST = ("tests/e2e/", "tests/unit/")
 
 StartService = Callable[..., Awaitable[ServiceProcess]]

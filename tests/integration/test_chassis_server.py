@@ -75,7 +75,7 @@ async def test_the_order_of_the_end() -> None:
         app.on_drain("admission", hook(seen, "admission"), order=-1)
         app.on_drain("finish", hook(seen, "finish"))
 
-    async with started(Settings(shutdown_grace=4), "test", build_with(prepare, seen)) as app:
+    async with started(Settings(shutdown_grace=20), "test", build_with(prepare, seen)) as app:
         channel = grpc.aio.insecure_channel(app.address)
         stub = history_service_pb2_grpc.HistoryServiceStub(channel)
         call = stub.StreamEvents(history_service_pb2.StreamEventsRequest())

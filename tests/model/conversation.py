@@ -22,7 +22,7 @@ from tests.contract.pool.house import text_content
 from tests.model.worlds import ANY, CROWDED, HELD, Answer, Op, Rules, World, after, cancel_of, distinct, not_done
 from tests.support.control_caller import Caller
 from tests.support.control_recording import Call, messages_in, text_of
-from tests.support.control_stage import CREDENTIAL, Stage, quietly
+from tests.support.control_stage import Stage, quietly
 
 # Within this everything that moves has come to rest, whatever else the machine does.
 REST_SECONDS = 60.0
@@ -96,8 +96,8 @@ class Conversation:
 
     # Requests
 
-    def send(self, kind: str, on_busy: str, spec: sessions.SessionSpec | None = None) -> Request:
-        """A new message. With `spec` the session has another one from then on."""
+    def send(self, kind: str, on_busy: str) -> Request:
+        """A new message."""
         label = f"{self._new(kind)}-{self.key.session[-12:]}"
         self._kinds[label] = kind
         request = calls.SendInputRequest(
@@ -105,7 +105,6 @@ class Conversation:
             request_id=label,
             content=text_content(self._stage.text(label, kind)),
             on_busy=ON_BUSY[on_busy],
-            spec=spec,
         )
         return self._request(
             f"send {label} ({on_busy})",
@@ -269,16 +268,6 @@ class Conversation:
     def crashed(self) -> None:
         """The pool that drove it has died, at some moment since the last answer."""
         self._keep(self.worlds | after(self.rules, self.worlds, (self.rules.crash, ANY)), "the pool died")
-
-    async def rotate(self) -> None:
-        """Another value of the credential that sessions of this project may bind."""
-        value = uuid.uuid4().hex
-        request = calls.PutCredentialRequest(
-            project=self.key.project, request_id=value, name=CREDENTIAL, value=f"value {value}"
-        )
-        made = await self._caller.call(self.key, request)
-        assert made.response is not None, made.error
-        self._story.append(f"{CREDENTIAL} has another value")
 
     async def expire(self) -> None:
         """The time of what is asked is over. What was asked a moment before it, and what a moment after, is not known

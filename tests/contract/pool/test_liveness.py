@@ -122,7 +122,7 @@ async def test_output_that_the_daemon_could_not_keep_is_told_as_lost(backend: Ba
 
     await eventually(asked)
     with frozen(house, "pool"):
-        await eventually(all_said)
+        await eventually(all_said, timeout=90)
     ending = await backend.ending(session, execution_id)
     assert ending.execution_failed.code == "HARNESS_STREAM_LOST"
     assert summary(ending).manifest.incomplete
