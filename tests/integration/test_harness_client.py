@@ -609,7 +609,8 @@ async def test_the_trace_goes_on_in_header_and_message(odd: House) -> None:
         requests = re.split(rb"(?=POST /|GET /)", b"".join(cutter.heads))
         posts = [head.lower() for head in requests if head.startswith(b"POST")]
         assert len(posts) == 3
-        traced = f"traceparent: {TRACE['traceparent']}".encode()
+        # Where this process records spans, that of the call is the nearest one.
+        traced = f"traceparent: {TRACE['traceparent'][:36]}".encode()
         assert all(traced in head and b"x-preview: p" in head for head in posts)
         await session.close()
 

@@ -7,6 +7,7 @@ the pid, so that the next run cleans what a killed one left.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import shutil
@@ -128,6 +129,8 @@ def _clean_up_after_the_dead() -> None:
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid = directory.name.removeprefix(_PREFIX).split("-", 1)[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)) and os.access(directory, os.W_OK):
-            EmbeddedPostgres(directory / "postgres").remove()
-            EmbeddedValkey(directory / "valkey").remove()
+            # Other workers begin at the same time, and see the same directories.
+            with contextlib.suppress(FileNotFoundError):
+                EmbeddedPostgres(directory / "postgres").remove()
+                EmbeddedValkey(directory / "valkey").remove()
             shutil.rmtree(directory, ignore_errors=True)
