@@ -49,10 +49,11 @@ LONG := tests/agents tests/fuzz tests/model \
   tests/e2e/test_metrics.py tests/e2e/test_operators.py tests/e2e/test_otlp.py tests/e2e/test_raw_dumps.py \
   tests/e2e/test_third_party_stack.py tests/e2e/test_tls.py tests/e2e/test_trace_page.py \
   tests/faults/test_control_crash_points.py tests/faults/test_control_workload.py tests/faults/test_faults.py \
-  tests/faults/test_killed_services.py tests/faults/test_pool_crash_points.py tests/faults/test_sandbox_crash_points.py \
-  tests/contract/pool/test_attachments.py tests/contract/pool/test_failing_agents.py \
+  tests/faults/test_killed_services.py tests/faults/test_pool_crash_points.py \
+  tests/faults/test_sandbox_crash_points.py tests/faults/test_sandbox_races.py \
+  tests/contract/pool/test_attachments.py tests/contract/pool/test_behaviours.py tests/contract/pool/test_failing_agents.py \
   tests/contract/pool/test_liveness.py tests/contract/pool/test_replicas.py \
-  tests/contract/provider/test_daytona_daemon.py tests/contract/provider/test_daytona_states.py \
+  tests/contract/provider/test_daemons.py tests/contract/provider/test_daytona_daemon.py tests/contract/provider/test_daytona_states.py \
   tests/contract/provider/test_daytona_storm.py tests/contract/provider/test_given_up.py \
   tests/integration/test_bench_smoke.py tests/integration/test_bench_warm.py tests/integration/test_browser.py \
   tests/integration/test_catalogue_grpc.py tests/integration/test_catalogue_stalled_reader.py \
