@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -32,6 +31,7 @@ from services.chassis.errors import (
 from services.chassis.interceptors import Context
 from services.chassis.server import App, started
 from services.chassis.settings import ChassisSettings
+from tests.support.certificates import Certificates
 
 HEADS = history_service_pb2.GetHeadsRequest()
 
@@ -232,24 +232,14 @@ def test_clients_ping_no_more_often_than_servers_allow() -> None:
     assert sent > allowed
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate for localhost, and its key."""
-    directory = tmp_path_factory.mktemp("tls")
-    key, certificate = directory / "key.pem", directory / "cert.pem"
-    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    command = ["openssl", *options.split(), "-addext", "subjectAltName=DNS:localhost", *files]
-    made = subprocess.run(command, capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip("no openssl program to make a certificate with")
-    return certificate, key
-
-
-async def test_over_tls(certificate: tuple[Path, Path]) -> None:
-    chain, key = certificate
-    async with serving(tls_certificate_file=chain, tls_key_file=key, listen="localhost:0") as (_, app):
-        async with open_channel(app.address, ChassisSettings(tls_ca_file=chain)) as channel:
+async def test_over_tls(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    files = certificates.issue("server")
+    async with serving(tls_certificate_file=files.certificate, tls_key_file=files.key, listen="localhost:0") as (
+        _,
+        app,
+    ):
+        async with open_channel(app.address, ChassisSettings(tls_ca_file=certificates.ca)) as channel:
             await stub(channel).GetHeads(HEADS)
         async with open_channel(app.address, ChassisSettings()) as channel:
             assert isinstance(await refusal(stub(channel).GetHeads(HEADS, timeout=2)), Unavailable | DeadlineExceeded)
