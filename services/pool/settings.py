@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode
@@ -28,8 +28,9 @@ class PoolSettings(PostgresSettings):
 
     listen: str = Field(default="127.0.0.1:7400", description="host:port to bind; port 0 takes a free one")
 
-    agents: Annotated[dict[str, Any], NoDecode] = Field(
-        default_factory=dict, repr=False, description="JSON object: agents by name, as the sandbox service has them"
+    # Of the entries the pool keeps nothing but their names: their variables may be secrets.
+    agents: Annotated[frozenset[str], NoDecode] = Field(
+        default=frozenset(), description="JSON object: agents by name, as the sandbox service has them"
     )
     default_agent: str = Field(default=BUILT_IN_AGENT, description="agent of a spec that names none")
     providers: Annotated[list[str], NoDecode] = Field(
@@ -117,7 +118,7 @@ class PoolSettings(PostgresSettings):
             raise ValueError(f"is not JSON: {error}") from None
         if not isinstance(parsed, dict):
             raise ValueError("must be a JSON object of agents by name")
-        return parsed
+        return frozenset(parsed)
 
     @model_validator(mode="after")
     def _defaults_known(self) -> PoolSettings:

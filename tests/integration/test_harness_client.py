@@ -34,6 +34,7 @@ from services.pool.harness.port import (
     DaemonEndpoint,
     HarnessClient,
     HarnessError,
+    McpServer,
     OpenRequest,
     PermissionAsked,
     PromptResult,
@@ -617,13 +618,14 @@ async def test_the_trace_goes_on_in_header_and_message(odd: House) -> None:
 
 @pytest.mark.parametrize("agent", ["odd", "optional", "older"])
 async def test_instructions_servers_and_model_reach_the_agent(odd: House, agent: str) -> None:
-    server = {"name": "probe", "command": "/bin/probe", "args": [], "env": []}
+    server = McpServer("probe", command=["/bin/probe", "-v"], values={"KEY": Secret("of the probe")})
     session = await odd.open(agent=agent, instructions="Be brief.", model="large", mcp_servers=[server])
     updates, _ = await turn(session, "opened")
     seen = json.loads(text_of(updates))
     assert seen["chosen"] == "large"
     assert seen["opened"]["cwd"] == str(odd.workspace)
-    assert seen["opened"]["mcpServers"] == [server]
+    env = [{"name": "KEY", "value": "of the probe"}]
+    assert seen["opened"]["mcpServers"] == [{"name": "probe", "command": "/bin/probe", "args": ["-v"], "env": env}]
     assert seen["opened"]["_meta"] == {
         "hearth.dev/instructions": "Be brief.",
         "systemPrompt": {"append": "Be brief."},
@@ -653,7 +655,7 @@ async def test_a_model_that_the_agent_does_not_offer_is_told(odd: House, agent: 
 
 
 async def test_a_server_that_the_agent_cannot_reach_is_told(odd: House) -> None:
-    server = {"type": "http", "name": "issues", "url": "https://issues.example", "headers": []}
+    server = McpServer("issues", url="https://issues.example")
     with pytest.raises(HarnessError) as error:
         await odd.open(agent="odd", mcp_servers=[server])
     assert error.value.reason == "AGENT_START_FAILED"

@@ -7,21 +7,14 @@ import dataclasses
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import aiohttp
 
 from hearth.types.v1 import content_pb2
 from services.chassis.clock import Clock
-from services.pool.harness.choices import (
-    INSTRUCTIONS_META,
-    Login,
-    check_servers,
-    logins,
-    model_calls,
-    takes_instructions,
-)
+from services.pool.harness.answers import meta, result_of
 from services.pool.harness.daemon import Daemon, Refused, Unreached, new_http
+from services.pool.harness.opening import METHOD_NOT_FOUND, Opened, Opening
 from services.pool.harness.port import (
     Answer,
     DaemonEndpoint,
@@ -42,17 +35,12 @@ from services.pool.harness.updates import (
     read_question,
     read_result,
     read_update,
-    set_apart,
 )
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
 EXECUTION_META = "hearth.dev/execution"
-METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
-AUTH_REQUIRED = -32000
-ERROR_CHARACTERS = 300
 CANCELLED = {"outcome": "cancelled"}
 
 
@@ -120,7 +108,10 @@ class AcpSession:
     ) -> None:
         self._daemon = Daemon(http, endpoint, request.server_id)
         self._rpc = RpcConnection(http, self._daemon, self, clock=clock, limits=limits.rpc)
-        self._request = request
+        self._opening = Opening(self._rpc, request, limits.rpc)
+        self._opened = Opened()
+        self._server_id = request.server_id
+        self._workspace = request.workspace
         self._clock = clock
         self._limits = limits
         self._run: AcpRun | None = None
@@ -128,166 +119,30 @@ class AcpSession:
         self._beginning = False
         self._unasked = 0
         self._prompting: asyncio.Task[None] | None = None
-        self._starting: asyncio.Task[Message] | None = None
         self._answering: set[asyncio.Task[None]] = set()
         # Requests of the agent that wait for their answer, by request key, with their JSON-RPC id.
         self._asked: dict[str, tuple[object, PermissionAsked | QuestionAsked]] = {}
         self._closing: asyncio.Task[None] | None = None
-        self._prompt_capabilities: Message = {}
-        self._logins: Sequence[Login] = ()
-        # Instructions that go with the first prompt.
-        self._untold: content_pb2.ContentPart | None = None
-        self._session_id = ""
-        self._loaded = False
 
     @property
     def session_id(self) -> str:
         """See `HarnessSession.session_id`."""
-        return self._session_id
+        return self._opened.session_id
 
     @property
     def loaded(self) -> bool:
         """See `HarnessSession.loaded`."""
-        return self._loaded
+        return self._opened.loaded
 
     # Opening
 
     async def open(self) -> None:
         """Start the agent and open its session. What it began when it fails is ended by `close`."""
-        self._rpc.stream.starting = True
-        self._rpc.start()
-        # Not cancelled with this call: only the daemon's answer tells that there is a server to end.
-        self._starting = asyncio.create_task(self._initialize(), name="initialize agent")
-        initialized = _result(await asyncio.shield(self._starting))
-        capabilities = _object(initialized, "agentCapabilities")
-        self._logins = logins(initialized)
-        self._prompt_capabilities = _object(capabilities, "promptCapabilities")
-        self._rpc.stream.starting = False
-        check_servers(self._request.mcp_servers, capabilities)
-        opened = None
-        if self._request.load_session_id and capabilities.get("loadSession") is True:
-            opened = await self._load(self._request.load_session_id)
-        if opened is None:
-            opened = await self._new()
-        await self._set_model(opened)
-        if self._request.instructions and not takes_instructions(capabilities):
-            # Also to one that loaded a session: nobody knows whether that was told the same ones.
-            data = set_apart(self._request.instructions).encode()
-            self._untold = content_pb2.ContentPart(
-                inline_media=content_pb2.InlineMediaPart(media_type="text/markdown", data=data)
-            )
-        # The agent has them now: what is kept between turns holds no credentials, and nothing large.
-        self._request = dataclasses.replace(self._request, mcp_servers=(), instructions="")
+        self._opened = await self._opening.open()
 
     def open_timeout(self) -> HarnessError:
         """What it means that the agent did not open in time."""
-        if self._rpc.garbage and not self._rpc.messages:
-            return HarnessError("AGENT_PROTOCOL", "the agent writes what is not its protocol")
-        return HarnessError("AGENT_OPEN_TIMEOUT", f"the agent opened no session in {self._request.timeout:g} s")
-
-    async def _initialize(self) -> Message:
-        answer = await self._rpc.call(
-            "initialize",
-            {
-                "protocolVersion": PROTOCOL_VERSION,
-                "clientCapabilities": {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False},
-                "clientInfo": {"name": "hearth", "title": "Hearth", "version": "1"},
-                **_meta(self._request.trace_context),
-            },
-            # Longer than the opening itself: while it is open, the daemon's answer tells that a start is over.
-            timeout=self._request.timeout + self._limits.rpc.call,
-            agent=self._request.agent,
-            headers=self._request.trace_context,
-            explain=self._why_not_started,
-            again=True,
-        )
-        version = _result(answer).get("protocolVersion")
-        if version != PROTOCOL_VERSION:
-            raise HarnessError("AGENT_PROTOCOL", f"the agent speaks version {version!r} of its protocol")
-        return answer
-
-    def _why_not_started(self, refused: Refused) -> HarnessError:
-        if refused.status == 401:
-            return refused.as_error()
-        if refused.status == 504:
-            return self.open_timeout()
-        if refused.agent_gone and "start" not in refused.detail:
-            return HarnessError("AGENT_EXITED", f"the agent ended at once: {refused.detail}")
-        if refused.slug:
-            return HarnessError("AGENT_START_FAILED", f"the agent cannot be started: {refused.detail}")
-        return HarnessError("DAEMON_UNREACHABLE", f"the daemon answered {refused}")
-
-    async def _load(self, asked: str) -> Message | None:
-        """Load a session; None when the agent does not have it."""
-        # The agent first repeats the conversation, which the log has: of no use here, whether all of it comes or not.
-        self._rpc.stream.holes_allowed = True
-        # Asked twice, it would repeat the conversation twice, the second time perhaps into a turn: one that seems lost
-        # is given up, while there is time for a new session.
-        patience = min(self._limits.rpc.lost, self._request.timeout / 2)
-        params = {"sessionId": asked, **self._session_params()}
-        answer = await self._open_call("session/load", params, in_order=True, patience=patience)
-        self._rpc.stream.holes_allowed = False
-        loaded = _object(answer, "result")
-        if "error" in answer or loaded.get("sessionId", asked) != asked:
-            logger.info("session not loaded", extra={"server": self._request.server_id, "code": _error(answer)[0]})
-            return None
-        self._session_id, self._loaded = asked, True
-        return loaded
-
-    async def _new(self) -> Message:
-        opened = _result(await self._open_call("session/new", self._session_params(), again=True), "AGENT_START_FAILED")
-        session_id = opened.get("sessionId")
-        if not isinstance(session_id, str) or not session_id:
-            raise HarnessError("AGENT_PROTOCOL", "the agent opened a session without an id")
-        self._session_id = session_id
-        return opened
-
-    async def _set_model(self, opened: Message) -> None:
-        """Choose the model, where the agent lets its client choose."""
-        for method, choice in model_calls(opened, self._request.model):
-            answer = await self._open_call(method, {"sessionId": self._session_id, **choice}, again=True)
-            if _error(answer)[0] != METHOD_NOT_FOUND:
-                break
-        else:
-            return
-        _result(answer, "AGENT_START_FAILED")
-
-    async def _open_call(
-        self,
-        method: str,
-        params: Message,
-        *,
-        in_order: bool = False,
-        again: bool = False,
-        patience: float | None = None,
-    ) -> Message:
-        async def call(method: str, params: Message, **how: Any) -> Message:
-            timeout, headers = self._request.timeout, self._request.trace_context
-            return await self._rpc.call(method, params, timeout=timeout, headers=headers, **how)
-
-        answer = await call(method, params, in_order=in_order, again=again, patience=patience)
-        if _error(answer)[0] != AUTH_REQUIRED:
-            return answer
-        # Some agents have their key in a variable and take it only when they are told to.
-        offered, self._logins = self._logins, ()
-        for login in offered:
-            if "error" not in await call("authenticate", {"methodId": login.method}, again=True):
-                return await call(method, params, in_order=in_order, again=again, patience=patience)
-        if offered:
-            names = ", ".join(name for login in offered for name in login.variables)
-            raise HarnessError("AGENT_START_FAILED", f"the agent is not logged in; it takes a key from one of {names}")
-        return answer
-
-    def _session_params(self) -> Message:
-        request = self._request
-        meta: Message = dict(request.trace_context)
-        if request.instructions:
-            meta[INSTRUCTIONS_META] = request.instructions
-            # The name under which the adapter of Claude Code takes it.
-            meta["systemPrompt"] = {"append": request.instructions}
-        if request.model:
-            meta["hearth.dev/model"] = request.model
-        return {"cwd": request.workspace, "mcpServers": [dict(server) for server in request.mcp_servers], **_meta(meta)}
+        return self._opening.timed_out()
 
     # Prompts
 
@@ -303,18 +158,19 @@ class AcpSession:
         if self._run is not None or self._beginning:
             # Some agents mix a second prompt into the first one and never answer it.
             raise HarnessError("RUN_DEFECT", "a prompt of this session is running already")
-        told = [self._untold, *content] if self._untold is not None else content
+        opened = self._opened
+        told = [opened.untold, *content] if opened.untold is not None else content
         params = {
-            "sessionId": self._session_id,
-            "prompt": prompt_blocks(told, self._request.workspace, self._prompt_capabilities),
-            **_meta({EXECUTION_META: execution_id, **trace_context}),
+            "sessionId": opened.session_id,
+            "prompt": prompt_blocks(told, self._workspace, opened.takes),
+            **meta({EXECUTION_META: execution_id, **trace_context}),
         }
         self._beginning = True
         try:
             await self.resume()
         finally:
             self._beginning = False
-        self._untold = None
+        self._opened = dataclasses.replace(opened, untold=None)
         run = self._run = AcpRun()
         sent = asyncio.Event()
         self._prompting = asyncio.create_task(self._prompt(run, params, trace_context, sent), name="agent prompt")
@@ -334,7 +190,7 @@ class AcpSession:
         before = self._unasked
         await self._rpc.resume()
         if self._unasked > before:
-            about = {"server": self._request.server_id, "messages": self._unasked - before}
+            about = {"server": self._server_id, "messages": self._unasked - before}
             logger.info("dropped what the agent told between turns", extra=about)
 
     def reach(self, endpoint: DaemonEndpoint) -> None:
@@ -384,7 +240,7 @@ class AcpSession:
         """See `HarnessSession.cancel`."""
         if self._run is None or self._rpc.dead is not None:
             return
-        await self._rpc.notify("session/cancel", {"sessionId": self._session_id})
+        await self._rpc.notify("session/cancel", {"sessionId": self._opened.session_id})
         # The protocol wants open requests answered, and some agents do not end before.
         while self._asked:
             _, (number, asked) = self._asked.popitem()
@@ -425,7 +281,7 @@ class AcpSession:
             return
         if method != "session/update" or not isinstance(params, dict):
             return
-        if params.get("sessionId") != self._session_id:
+        if params.get("sessionId") != self._opened.session_id:
             return
         update = read_update(params.get("update"))
         if update is not None:
@@ -433,7 +289,7 @@ class AcpSession:
 
     async def requested(self, number: object, method: str, params: object, size: int) -> None:
         """See `Listener.requested`."""
-        key = f"{self._request.server_id}:{request_key(number)}"
+        key = f"{self._server_id}:{request_key(number)}"
         asked: PermissionAsked | QuestionAsked | None = None
         if method == "session/request_permission":
             asked = read_permission(key, params)
@@ -466,7 +322,7 @@ class AcpSession:
         try:
             await self._rpc.respond(number, body)
         except HarnessError as error:
-            logger.warning("agent not answered", extra={"server": self._request.server_id, "reason": error.reason})
+            logger.warning("agent not answered", extra={"server": self._server_id, "reason": error.reason})
 
     # Beside the agent
 
@@ -508,17 +364,12 @@ class AcpSession:
             await self._daemon.delete()
             await self._wait_for_start()
         self._rpc.die(HarnessError("AGENT_EXITED", "the session was closed"))
-        if self._starting is not None:
-            await asyncio.wait((self._starting,))
-            if not self._starting.cancelled():
-                self._starting.exception()
+        await self._opening.start_ended()
 
     async def _wait_for_start(self) -> None:
         """End a server whose start was still under way: the daemon knows of it only when it answers."""
-        if self._starting is not None and not self._starting.done():
-            await asyncio.wait((self._starting,), timeout=self._limits.rpc.last_words)
-            if not self._starting.done():
-                await self._daemon.delete()
+        if not await self._opening.start_ended(0) and not await self._opening.start_ended(self._limits.rpc.last_words):
+            await self._daemon.delete()
 
 
 async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
@@ -547,7 +398,7 @@ def choose(options: Sequence[PermissionOption], answer: Answer) -> Message:
 def _outcome(answer: Message) -> PromptResult | HarnessError:
     """What the answer to a prompt says."""
     try:
-        result = read_result(_result(answer, "AGENT_ERROR"))
+        result = read_result(result_of(answer, "AGENT_ERROR"))
     except HarnessError as error:
         return error
     return result or HarnessError("AGENT_PROTOCOL", "the agent ended the turn without a stop reason")
@@ -555,28 +406,3 @@ def _outcome(answer: Message) -> PromptResult | HarnessError:
 
 def _cancelled(asked: PermissionAsked | QuestionAsked) -> Message:
     return {"result": {"outcome": CANCELLED} if isinstance(asked, PermissionAsked) else CANCELLED}
-
-
-def _meta(meta: Mapping[str, Any]) -> Message:
-    return {"_meta": dict(meta)} if meta else {}
-
-
-def _result(answer: Message, reason: str = "AGENT_PROTOCOL") -> Message:
-    """The result of an answer; its error is raised with `reason`."""
-    if "error" in answer:
-        code, message = _error(answer)
-        raise HarnessError(reason, f"the agent answered with error {code}: {message}")
-    result = answer.get("result")
-    if not isinstance(result, dict):
-        raise HarnessError("AGENT_PROTOCOL", "the agent answered without a result")
-    return result
-
-
-def _error(answer: Message) -> tuple[object, str]:
-    found = _object(answer, "error")
-    return found.get("code"), str(found.get("message", ""))[:ERROR_CHARACTERS]
-
-
-def _object(value: Message, name: str) -> Message:
-    found = value.get(name)
-    return found if isinstance(found, dict) else {}

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from services.pool.harness.port import HarnessError
+from services.pool.harness.port import HarnessError, McpServer
 
 INSTRUCTIONS_META = "hearth.dev/instructions"
 
@@ -61,15 +61,13 @@ def model_calls(opened: Json, model: str) -> Sequence[Call]:
     return calls
 
 
-def check_servers(servers: Sequence[Json], capabilities: Json) -> None:
+def check_servers(servers: Sequence[McpServer], capabilities: Json) -> None:
     """Raises `HarnessError` when there is an MCP server that the agent says it cannot reach: it would work without the
     tools that it was to have, and nobody would know. Programs are for every agent to start."""
     reachable = capabilities.get("mcpCapabilities")
     for server in servers:
-        kind = server.get("type", "stdio")
-        if kind != "stdio" and not (isinstance(reachable, dict) and reachable.get(kind) is True):
-            name = server.get("name")
-            raise HarnessError("AGENT_START_FAILED", f"the agent takes no MCP server over {kind}, as {name} is")
+        if server.url and not (isinstance(reachable, dict) and reachable.get("http") is True):
+            raise HarnessError("AGENT_START_FAILED", f"the agent takes no MCP server over http, as {server.name} is")
 
 
 def takes_instructions(capabilities: Json) -> bool:

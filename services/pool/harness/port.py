@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from hearth.secret import Secret
 from hearth.types.v1 import content_pb2
@@ -40,6 +40,17 @@ class DaemonEndpoint:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class McpServer:
+    """An MCP server for the agent to reach: at `url`, or a program that it starts, `command`. `values` are the headers
+    or the variables, by name; credentials are among them."""
+
+    name: str
+    url: str = ""
+    command: Sequence[str] = ()
+    values: Mapping[str, Secret] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class OpenRequest:
     """How to open an agent session. Times are seconds."""
 
@@ -47,8 +58,7 @@ class OpenRequest:
     agent: str
     workspace: str
     load_session_id: str | None = None
-    # Their headers and variables hold credentials.
-    mcp_servers: Sequence[Mapping[str, Any]] = dataclasses.field(default=(), repr=False)
+    mcp_servers: Sequence[McpServer] = ()
     instructions: str = ""
     model: str = ""
     timeout: float = 60.0

@@ -11,10 +11,10 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hearth.sandbox.v1 import sandbox_pb2
-from hearth.secret import revealed
+from hearth.secret import hidden
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.types.v1 import content_pb2, event_pb2
 from services.chassis import crashpoints, telemetry
@@ -22,7 +22,7 @@ from services.chassis.errors import FailedPrecondition, HearthError
 from services.pool import attachments, credentials
 from services.pool.control.starts import content_of
 from services.pool.credentials import NOTHING, Given
-from services.pool.harness.port import HarnessError, HarnessSession, OpenRequest
+from services.pool.harness.port import HarnessError, HarnessSession, McpServer, OpenRequest
 from services.pool.harness.updates import attachment_path
 from services.pool.rows import Claim, Gate, GateState
 from services.pool.store import PickedUp
@@ -393,20 +393,14 @@ def trace_context() -> Mapping[str, str]:
     return {"traceparent": traceparent} if traceparent else {}
 
 
-def mcp_servers(spec: sessions.SessionSpec, given: Given = NOTHING) -> list[Mapping[str, Any]]:
-    """The MCP servers of a spec, in the form that ACP gives them, with the credentials that they are given."""
-    servers: list[Mapping[str, Any]] = []
+def mcp_servers(spec: sessions.SessionSpec, given: Given = NOTHING) -> list[McpServer]:
+    """The MCP servers of a spec, with the credentials that they are given."""
+    servers = []
     for server in spec.mcp_servers:
-        secret = revealed(given.of_server(server.name))
+        secret = given.of_server(server.name)
         if server.HasField("http"):
-            headers = _named({**server.http.headers, **secret})
-            servers.append({"type": "http", "name": server.name, "url": server.http.url, "headers": headers})
+            servers.append(McpServer(server.name, url=server.http.url, values=hidden(server.http.headers) | secret))
         else:
-            command, *args = server.stdio.command
-            env = _named({**server.stdio.env, **secret})
-            servers.append({"name": server.name, "command": command, "args": args, "env": env})
+            values = hidden(server.stdio.env) | secret
+            servers.append(McpServer(server.name, command=list(server.stdio.command), values=values))
     return servers
-
-
-def _named(values: Mapping[str, str]) -> list[Mapping[str, str]]:
-    return [{"name": name, "value": value} for name, value in sorted(values.items())]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from opentelemetry import trace
 
@@ -26,13 +26,14 @@ from services.pool.turns import continuing, leftovers
 from services.pool.turns.continuing import Decided
 from services.pool.turns.conversation import Conversation
 from services.pool.turns.endings import append_ending, end_failed
+from services.pool.turns.leaving import Reason, may_still_work, release_reason
 from services.pool.turns.liveness import Liveness
-from services.pool.turns.pausing import Why
 from services.pool.turns.persistence import until_it_lands
 from services.pool.turns.preparing import Preparation, Ready
 from services.pool.turns.room import Fenced, Preempted, TurnFailed, TurnRoom
 from services.pool.turns.signals import Signals, end, first_of, together, within
 from services.pool.turns.stages import Stages
+from services.pool.turns.starting import StartInLog
 from services.pool.turns.verdicts import Answer, Kind, Summary, Verdict, ending, fill, verdict
 from services.pool.warm.entries import Entry, Live
 
@@ -41,38 +42,12 @@ crashpoint = crashpoints.declare(
     "pool", "turn.answered", "turn.ending_taken", "turn.settled", "pause.ending_taken", "pause.settled"
 )
 
-Reason: TypeAlias = "sandbox_pb2.ReleaseReason.ValueType"
-
-# How long a start waits for history before that wait no longer counts as a try.
-_SHORT_WAIT = 2.0
-_ASK_AGAIN = 1.0
 # How long the way to a kept agent may take to open; then it costs a cold start.
 _RESUME_SECONDS = 5.0
 # How often an agent is got ready whose sandbox is gone before it was asked.
 _ATTEMPTS = 3
 # How long an ending waits for an agent that may still work to be done away with.
 _DISCARD_SECONDS = 15.0
-
-# Failures that say nothing about whether the agent stopped.
-_STILL_AT_WORK = frozenset(
-    {
-        "TURN_LIMIT",
-        "IDLE_LIMIT",
-        "FIRST_RESPONSE_LIMIT",
-        "TOOL_LIMIT",
-        "HISTORY_UNAVAILABLE",
-        "HARNESS_STREAM_LOST",
-        "HARNESS_UNREACHABLE",
-        "DAEMON_UNREACHABLE",
-    }
-)
-
-# Why the sandbox of a paused turn is given back: whatever it is, its disk is kept.
-_PAUSED = {
-    Why.WINDOW: sandbox_pb2.RELEASE_REASON_IDLE_EXPIRED,
-    Why.ROOM: sandbox_pb2.RELEASE_REASON_CAPACITY,
-    Why.LEAVING: sandbox_pb2.RELEASE_REASON_SHUTDOWN_IDLE,
-}
 
 _T = TypeVar("_T")
 
@@ -85,7 +60,7 @@ class Turn:
         self._room = room
         self._picked = picked
         self._key = execution.key
-        self._told = told
+        self._start = StartInLog(room, picked, told)
         self._admitted_at = admitted_at
         self._signals = Signals()
         self._look = asyncio.Event()
@@ -246,7 +221,7 @@ class Turn:
         self._how = ""
 
     async def _get_ready(self) -> Ready:
-        ready, _ = await together(self._prepare(), self._started())
+        ready, _ = await together(self._prepare(), self._start.acknowledged())
         assert isinstance(ready, Ready)
         return ready
 
@@ -293,28 +268,6 @@ class Turn:
         resuming, self._resuming = self._resuming, None
         if resuming is not None:
             await end(resuming)
-
-    async def _started(self) -> None:
-        """Wait until history has acknowledged the start; that it takes long burns no try."""
-        give_up_at = self._room.clock.monotonic() + self._room.settings.history_patience
-        store, execution, holder = self._room.store, self._picked.execution, self._room.holder
-        if await self._acknowledged(_SHORT_WAIT):
-            return
-        await until_it_lands(self._room.clock, self._key, "tries", lambda: store.count_try(execution, holder, -1))
-        while not await self._acknowledged(give_up_at - self._room.clock.monotonic()):
-            if self._room.clock.monotonic() >= give_up_at:
-                raise TurnFailed("HISTORY_UNAVAILABLE", "history did not take the start of the turn; send it again")
-        await until_it_lands(self._room.clock, self._key, "tries", lambda: store.count_try(execution, holder, 1))
-
-    async def _acknowledged(self, seconds: float) -> bool:
-        await asyncio.wait([self._told], timeout=max(0.0, seconds))
-        if not self._told.done():
-            return False
-        if self._told.exception() is None:
-            return True
-        await self._room.clock.sleep(_ASK_AGAIN)
-        self._told = self._room.outbox.told(self._key)
-        return False
 
     async def _commit_running(self, ready: Ready) -> None:
         """From here on the agent may have been asked; who takes over must not ask again."""
@@ -365,7 +318,7 @@ class Turn:
         entry = self._preparation.entry
         if found.kind is Kind.STOPPED and found.answered and entry is not None and entry.live is not None:
             found = await self._without_leftovers(found, entry)
-        if entry is not None and self._may_still_work(found):
+        if entry is not None and may_still_work(found, prompted=bool(self._conversation.prompted_at)):
             # What is told to have ended must have.
             await within(_DISCARD_SECONDS, self._discard(entry, self._reason()))
         self._stages.show()
@@ -391,11 +344,6 @@ class Turn:
         if entry is not None:
             kept = found.answered and winner.event_id == event.event_id
             await self._park(entry, found if kept else None, settled)
-
-    def _may_still_work(self, found: Verdict) -> bool:
-        if found.answered or not self._conversation.prompted_at:
-            return False
-        return found.kind is Kind.STOPPED or found.reason in _STILL_AT_WORK
 
     async def _without_leftovers(self, found: Verdict, entry: Entry) -> Verdict:
         live = entry.live
@@ -446,16 +394,13 @@ class Turn:
 
     def _reason(self) -> Reason:
         """Why a sandbox whose agent is not kept is given back."""
-        if self._paused and self._conversation.pause is not None:
-            return _PAUSED[self._conversation.pause.why]
-        entry = self._preparation.entry
-        kept = entry is not None and entry.live is not None and entry.turns > 0
-        if self._signals.shut_down:
-            idle = kept and not self._conversation.prompted_at
-            return sandbox_pb2.RELEASE_REASON_SHUTDOWN_IDLE if idle else sandbox_pb2.RELEASE_REASON_SHUTDOWN_IN_FLIGHT
-        if not self._conversation.prompted_at:
-            return sandbox_pb2.RELEASE_REASON_CONTINUITY_INVALID if kept else sandbox_pb2.RELEASE_REASON_ABORTED
-        return sandbox_pb2.RELEASE_REASON_FAILED_TURN
+        entry, pause = self._preparation.entry, self._conversation.pause
+        return release_reason(
+            paused=pause.why if self._paused and pause is not None else None,
+            shut_down=self._signals.shut_down,
+            prompted=bool(self._conversation.prompted_at),
+            kept=entry is not None and entry.live is not None and entry.turns > 0,
+        )
 
     # Other ends
 

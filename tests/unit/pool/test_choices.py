@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.pool.harness.choices import Login, check_servers, logins, model_calls, takes_instructions
-from services.pool.harness.port import HarnessError
+from services.pool.harness.port import HarnessError, McpServer
 
 MODELS = {"models": {"currentModelId": "small", "availableModels": [{"modelId": "small"}, {"modelId": "large"}]}}
 LIST = [{"value": "small", "name": "Small"}, {"value": "large", "name": "Large"}]
@@ -49,8 +49,8 @@ def test_an_agent_without_a_choice_is_left_alone(opened: dict[str, Any]) -> None
     assert model_calls(opened, "large") == []
 
 
-PROGRAM = {"name": "files", "command": "files", "args": [], "env": []}
-WEB = {"type": "http", "name": "issues", "url": "https://issues.example", "headers": []}
+PROGRAM = McpServer("files", command=["files"])
+WEB = McpServer("issues", url="https://issues.example")
 
 
 def test_servers_that_an_agent_cannot_reach_are_told() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hearth.secret import Secret
 from hearth.session.v1 import session_pb2 as sessions
 from services.pool.credentials import NOTHING, Binding, Credential, Given, Stale, bindings, covers, refusal, stale
+from services.pool.harness.port import McpServer
 from services.pool.turns.preparing import mcp_servers
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -56,16 +57,9 @@ def test_each_value_goes_to_its_place_only() -> None:
     )
     (slot,) = found.slots()
     assert (slot.env_name, slot.value, slot.generation) == ("MODEL_KEY", "value of model", 0)
-    web = {"name": "Authorization", "value": "value of web"}
-    servers = mcp_servers(sessions.SessionSpec(mcp_servers=SPEC.mcp_servers[1:]), found)
-    assert servers == [
-        {
-            "name": "files",
-            "command": "files",
-            "args": [],
-            "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "value of disk"}],
-        },
-        {"type": "http", "name": "web", "url": "https://x", "headers": [web, {"name": "X-A", "value": "1"}]},
+    assert mcp_servers(sessions.SessionSpec(mcp_servers=SPEC.mcp_servers[1:]), found) == [
+        McpServer("files", command=["files"], values={"A": Secret("1"), "B": Secret("value of disk")}),
+        McpServer("web", url="https://x", values={"X-A": Secret("1"), "Authorization": Secret("value of web")}),
     ]
 
 
