@@ -17,6 +17,8 @@ LONGEST_TRANSITION = 180.0
 # What changed a moment ago may look different to two services that were asked one after the other.
 SETTLED = 5.0
 OUTBOX_LIMIT = 1_000
+# As the alert HearthCertificateEnds.
+CERTIFICATE_DAYS = 7.0
 
 _MOVING = frozenset(
     {
@@ -32,7 +34,10 @@ _HELD = frozenset({sandbox_pb2.TENURE_ACTIVE, sandbox_pb2.TENURE_PARKED})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Service:
-    """One of the four. `state` is `serving`, `not serving` or `no answer`; `detail` says why it is not the first."""
+    """One of the four. `state` is `serving`, `not serving` or `no answer`; `detail` says why it is not the first.
+
+    `certificate_days` are those for which the certificate that it shows still counts; None without TLS.
+    """
 
     name: str
     address: str
@@ -40,6 +45,7 @@ class Service:
     version: str = ""
     milliseconds: float = 0.0
     detail: str = ""
+    certificate_days: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,6 +90,7 @@ def findings(picture: Picture) -> list[Finding]:
     return [
         *_of_versions(picture),
         *_of_access(picture),
+        *_of_certificates(picture),
         *_of_settings(picture),
         *_of_reconciling(picture),
         *_of_sandboxes(picture),
@@ -141,6 +148,13 @@ def _of_access(picture: Picture) -> Iterator[Finding]:
             f"the token went unencrypted to {', '.join(far)}",
             "give the services certificates and set HEARTH_TLS_CA_FILE, or reach them through an encrypted network",
         )
+
+
+def _of_certificates(picture: Picture) -> Iterator[Finding]:
+    for service in picture.services:
+        if service.certificate_days is not None and service.certificate_days < CERTIFICATE_DAYS:
+            message = f"the certificate of {service.name} ends in {words.span(service.certificate_days * 86_400)}"
+            yield Finding("tls", message, "put a new one in the place of its file; it is read again without a restart")
 
 
 def _of_settings(picture: Picture) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -62,7 +63,7 @@ def doctor(
     root: Root = DEFAULT_ROOT,
     json: Json = False,
 ) -> None:
-    """Look at all of a deployment: services, settings, leaks, orphans, unknown instances, warm use, cost.
+    """Look at all of a deployment: services, certificates, settings, leaks, orphans, unknown instances, warm use, cost.
 
     It has the sandbox service compare its rows with the providers, which mends what differs, as it does by itself every
     half minute. Exit code 0 when all is good, 1 when something was found, 2 when something did not answer.
@@ -119,11 +120,33 @@ async def _service(name: str, address: str, how: Tls | None) -> Service:
         milliseconds = round((time.monotonic() - started) * 1000, 1)
         told = dict(await call.trailing_metadata() or ()).get(VERSION_KEY, "")
         told = told if isinstance(told, str) else ""
+        days = await _certificate_days(address) if how is not None else None
         if answer.status == health_pb2.HealthCheckResponse.SERVING:
-            return Service(name, address, SERVING, told, milliseconds)
+            return Service(name, address, SERVING, told, milliseconds, certificate_days=days)
         away = [dependency for dependency in DEPENDENCIES[name] if not await _well(stub, dependency)]
         detail = f"{', '.join(away)} does not answer" if away else "it is ending"
-        return Service(name, address, NOT_SERVING, told, milliseconds, detail)
+        return Service(name, address, NOT_SERVING, told, milliseconds, detail, days)
+
+
+async def _certificate_days(address: str) -> float | None:
+    """Of the first replica at `address`. That the certificate is a good one was seen by the call before."""
+    host, _, port = address.partition(",")[0].strip().rpartition(":")
+    try:
+        shown = await asyncio.to_thread(
+            ssl.get_server_certificate, (host.strip("[]"), int(port)), timeout=HEALTH_SECONDS
+        )
+    except (OSError, ValueError):
+        # It answered a moment ago: this is one that is leaving, or an address that only gRPC can resolve.
+        return None
+    return _days_left(shown)
+
+
+def _days_left(certificate: str) -> float:
+    # Takes longer to import than most commands take.
+    from cryptography import x509
+
+    ends = x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc
+    return round((ends.timestamp() - time.time()) / 86_400, 1)
 
 
 async def _well(stub: health_pb2_grpc.HealthStub, dependency: str) -> bool:

@@ -212,7 +212,9 @@ async def test_callers_show_a_certificate_where_it_is_asked_for(scratch: Path, t
         assert done.code == 0, done.stderr
         # Each replica is asked by itself.
         assert (await stack.run("pool", "entries")).code == 0
-        assert (await stack.run("doctor")).code == 0
+        looked = await stack.run("doctor", "--json")
+        assert looked.code == 0, looked.stderr
+        assert all(7 < service["certificate_days"] <= 90 for service in json.loads(looked.stdout)["services"])
         files = {name: stack.root / "tls" / name for name in ("ca.pem", "stack.pem", "stack.key")}
         async with client_of(stack) as client:
             with pytest.raises(Unavailable):

@@ -63,6 +63,12 @@ def test_nothing_is_found_where_all_is_good() -> None:
     assert notes(good) == ["no authentication: whoever is on this machine may do everything"]
 
 
+def test_a_certificate_that_counts_for_long_is_no_finding() -> None:
+    good = picture()
+    certified(7.1)(good)
+    assert findings(good) == []
+
+
 def far(found: Picture, **changes: object) -> None:
     """The services are on another machine."""
     found.services = [dataclasses.replace(service, address="10.0.0.7:7400") for service in found.services]
@@ -96,6 +102,18 @@ def other_version(found: Picture) -> None:
     found.services = [dataclasses.replace(found.services[0], version="0.9"), *found.services[1:]]
 
 
+def certified(days: float) -> Callable[[Picture], None]:
+    """Those of all services but one count for long."""
+
+    def change(found: Picture) -> None:
+        found.services = [
+            dataclasses.replace(service, certificate_days=days if service.name == "relay" else 90.0)
+            for service in found.services
+        ]
+
+    return change
+
+
 def over_the_cap(found: Picture) -> None:
     assert found.usage is not None
     found.usage.slots[0].used = 21
@@ -127,6 +145,7 @@ def nothing_kept(found: Picture) -> None:
         (other_version, ["version"], "pool is 0.9, this program is 1.0"),
         (far, ["access"], "no authentication"),
         (lambda found: far(found, open_to_all=False, has_token=True), ["access"], "unencrypted to 10.0.0.7:7400"),
+        (certified(6.5), ["tls"], "the certificate of relay ends in 6 d 12 h"),
         (warned, ["settings", "settings"], "HEARTH_X is 0"),
         (reconciled(unanswered=["daytona"]), ["provider"], "daytona did not list"),
         (reconciled(lapsed=2), ["leak"], "2 sandboxes were renewed by nobody"),
