@@ -51,6 +51,7 @@ CALLERS = (
     ),
 )
 
+_ANOTHER_TOKEN: Metadata = (("authorization", f"Bearer {_STRANGER}"),)
 # What stands beside the token. A server takes about 8 KiB of it, and refuses what is over 16 KiB.
 _BESIDE: tuple[Metadata, ...] = (
     (("traceparent", "00-zz-zz-01"),),
@@ -72,7 +73,7 @@ _BESIDE: tuple[Metadata, ...] = (
     (("x-huge", "a" * 12_000),),
     (("x-huge", "a" * 100_000),),
     tuple((f"x-{number}", "b" * 20) for number in range(400)),
-    (("authorization", f"Bearer {_STRANGER}"),),
+    _ANOTHER_TOKEN,
 )
 
 
@@ -99,7 +100,9 @@ def metadata(caller: Caller, chance: random.Random) -> Metadata:
     """What a call of `caller` carries."""
     token = chance.choice(caller.tokens)
     own: Metadata = (("authorization", token),) if token else ()
-    return own + chance.choice(_BESIDE) if chance.random() < 0.1 else own
+    beside = chance.choice(_BESIDE) if chance.random() < 0.1 else ()
+    # Alone it would be no second token, but that of another caller.
+    return own if not token and beside is _ANOTHER_TOKEN else own + beside
 
 
 def laden(metadata: Metadata) -> bool:
