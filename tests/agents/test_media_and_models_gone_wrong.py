@@ -89,11 +89,12 @@ async def test_a_model_that_fails_for_a_moment_is_asked_again(meet: Meet) -> Non
     assert "at last" in turn.text
 
 
-async def test_a_model_that_hangs_up_is_asked_again_or_fails_the_turn(meet: Meet) -> None:
+async def test_a_model_that_hangs_up_is_asked_again_or_fails_the_turn(meet: Meet, seen: Seen) -> None:
     person = meet(limits=sessions.TurnLimits(turn=Duration(seconds=20)))
     turn = await person.say("say: half a\nstall: 1\ncut:")
     assert turn.kind in ("completed", "failed")
     assert "half a" in turn.text
+    seen("asked again" if turn.kind == "completed" else f"`{turn.ending.execution_failed.code}`")
     again = await person.say("say: whole")
     assert again.kind == "completed"
     assert "whole" in again.text
