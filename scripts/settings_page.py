@@ -80,7 +80,7 @@ def default(info: FieldInfo) -> str:
     if info.is_required():
         return "required"
     value = info.get_default(call_default_factory=True, validated_data={})
-    if isinstance(value, Secret) or value is None or value in ("", [], {}):
+    if isinstance(value, Secret) or value is None or value in ("", [], {}, frozenset()):
         return "none"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
