@@ -36,7 +36,7 @@ from services.chassis.grpc_server import new_server, served
 from services.chassis.health import Health
 from services.chassis.interceptors import ErrorInterceptor, Streams, TelemetryInterceptor, shutting_down
 from services.chassis.limits import Limits
-from services.chassis.memory import give_back
+from services.chassis.memory import LOOK_SECONDS, Spare, give_back
 from services.chassis.metrics import CERTIFICATE_ENDS, DEPENDENCY, TASKS, Readings
 from services.chassis.metrics_page import metrics_page
 from services.chassis.scopes import SCOPES, Scope
@@ -167,6 +167,7 @@ async def serve(settings: _S, name: str, build: Build[_S]) -> int:
     try:
         async with signals, started(settings, name, build) as app:
             signals.on_first(app.shut_down)
+            app.tasks.repeat("memory", Spare().look, every=LOOK_SECONDS)
             code = await app.stopped()
             logger.info("shutting down", extra={"exit_code": code})
         return code
