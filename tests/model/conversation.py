@@ -22,7 +22,7 @@ from tests.contract.pool.house import text_content
 from tests.model.worlds import ANY, CROWDED, HELD, Answer, Op, Rules, World, after, cancel_of, distinct, not_done
 from tests.support.control_caller import Caller
 from tests.support.control_recording import Call, messages_in, text_of
-from tests.support.control_stage import Stage, quietly
+from tests.support.control_stage import CREDENTIAL, Stage, quietly
 
 # Within this everything that moves has come to rest, whatever else the machine does.
 REST_SECONDS = 60.0
@@ -96,8 +96,8 @@ class Conversation:
 
     # Requests
 
-    def send(self, kind: str, on_busy: str) -> Request:
-        """A new message."""
+    def send(self, kind: str, on_busy: str, spec: sessions.SessionSpec | None = None) -> Request:
+        """A new message. With `spec` the session has another one from then on."""
         label = f"{self._new(kind)}-{self.key.session[-12:]}"
         self._kinds[label] = kind
         request = calls.SendInputRequest(
@@ -105,6 +105,7 @@ class Conversation:
             request_id=label,
             content=text_content(self._stage.text(label, kind)),
             on_busy=ON_BUSY[on_busy],
+            spec=spec,
         )
         return self._request(
             f"send {label} ({on_busy})",
@@ -269,6 +270,16 @@ class Conversation:
         """The pool that drove it has died, at some moment since the last answer."""
         self._keep(self.worlds | after(self.rules, self.worlds, (self.rules.crash, ANY)), "the pool died")
 
+    async def rotate(self) -> None:
+        """Another value of the credential that sessions of this project may bind."""
+        value = uuid.uuid4().hex
+        request = calls.PutCredentialRequest(
+            project=self.key.project, request_id=value, name=CREDENTIAL, value=f"value {value}"
+        )
+        made = await self._caller.call(self.key, request)
+        assert made.response is not None, made.error
+        self._story.append(f"{CREDENTIAL} has another value")
+
     async def expire(self) -> None:
         """The time of what is asked is over. What was asked a moment before it, and what a moment after, is not known
         apart."""
@@ -295,7 +306,7 @@ class Conversation:
         backend = self._stage.backend
         shown = await backend.session(self.key)
         label, outcome = await self._seen(shown.execution)
-        row: Answer = (shown.queued_inputs, shown.queue_paused, shown.open_interactions)
+        row = _row(shown)
         self._keep(after(self.rules, self.worlds, (self.rules.shown, row)), f"{self.name} shows {_say(row)}")
         newest: Answer = (label, outcome)
         self._keep(after(self.rules, self.worlds, (self.rules.newest, newest)), f"{self.name} runs {_say(newest)}")
@@ -349,7 +360,8 @@ class Conversation:
             running = execution.execution_id and execution.state != sessions.EXECUTION_STATE_TERMINAL
             if running and self._is_driven(execution.execution_id, self.crash_mark):
                 self.worlds = {next(self.rules.driven(world))[1] for world in self.worlds}
-            quiet = {world for world in self.worlds if self.rules.quiet(world)}
+            # What is quiet but shows something else may still come: an agent that starts slowly has not asked yet.
+            quiet = {world for world in self.worlds if self.rules.quiet(world) and self._shows(world, shown)}
             waited = time.monotonic() - began
             if quiet == self.worlds or (quiet and waited > _UNSURE_SECONDS):
                 break
@@ -369,6 +381,9 @@ class Conversation:
                 after(self.rules, self.worlds, (lambda world, name=name: self.rules.command(world, name), told)),  # type: ignore[misc]
                 f"{name} came to {_say(told)}",
             )
+
+    def _shows(self, world: World, shown: sessions.Session) -> bool:
+        return any(answer == _row(shown) for answer, _ in self.rules.shown(world))
 
     # Lines of the agents' journal that were there when the pool died last.
     crash_mark = 0
@@ -486,6 +501,10 @@ def _ended(execution: sessions.Execution) -> str:
 def _outcome(command: sessions.Command) -> str:
     outcome = sessions.CommandOutcome.Name(command.outcome).removeprefix("COMMAND_OUTCOME_")
     return "" if outcome == "UNSPECIFIED" else outcome
+
+
+def _row(shown: sessions.Session) -> Answer:
+    return (shown.queued_inputs, shown.queue_paused, shown.open_interactions)
 
 
 def _say(answer: Answer) -> str:

@@ -15,12 +15,15 @@ from tests.checkers import control
 from tests.model.conversation import Conversation, Request
 from tests.model.worlds import ASKS, CROWDED, HELD, QUICK, Answer
 from tests.support.control_caller import Caller
-from tests.support.control_stage import Stage
+from tests.support.control_stage import Stage, specs
 
 SESSIONS = 3
 # Kinds of messages and of haste, each as often as it stands here.
 KINDS = [QUICK, QUICK, QUICK, HELD, HELD, ASKS]
 HASTES = ["QUEUE", "QUEUE", "QUEUE", "REJECT", "STEER"]
+
+# Most messages say nothing of the spec of their session.
+SPECS = [None] * 12 + list(specs().values())
 
 _NUMBER = st.integers(0, 999)
 _SESSION = st.integers(0, SESSIONS - 1)
@@ -104,6 +107,7 @@ class ControlMachine(RuleBasedStateMachine):
         """Sessions are made by their first message. The first play that Hypothesis makes is the simplest one, which
         would be one rule again and again: nothing is done in it."""
         self._idle = dice == 0
+        self._play("rotate", self._sessions[0].rotate())
         for session in self._sessions:
             self._play("first message", self._do(session, session.send(QUICK, "QUEUE")))
 
@@ -114,7 +118,9 @@ class ControlMachine(RuleBasedStateMachine):
         messages, executions, gates = session.messages, session.executions, session.open_gates
         match what % 12:
             case 0 | 1 | 2 | 3:
-                return session.send(KINDS[which % len(KINDS)], HASTES[which // 7 % len(HASTES)])
+                return session.send(
+                    KINDS[which % len(KINDS)], HASTES[which // 7 % len(HASTES)], SPECS[which // 3 % len(SPECS)]
+                )
             case 4 | 5 if executions:
                 # Mostly the newest: others are refused.
                 label = executions[-1] if which % 4 else executions[which % len(executions)]
@@ -136,11 +142,16 @@ class ControlMachine(RuleBasedStateMachine):
 
     # Rules
 
-    @rule(number=_SESSION, kind=st.sampled_from(KINDS), on_busy=st.sampled_from(HASTES))
-    def send(self, number: int, kind: str, on_busy: str) -> None:
+    @rule(
+        number=_SESSION,
+        kind=st.sampled_from(KINDS),
+        on_busy=st.sampled_from(HASTES),
+        spec=st.integers(0, len(SPECS) - 1),
+    )
+    def send(self, number: int, kind: str, on_busy: str, spec: int) -> None:
         """A message."""
         session = self._sessions[number]
-        self._play("send", self._do(session, session.send(kind, on_busy)))
+        self._play("send", self._do(session, session.send(kind, on_busy, SPECS[spec])))
 
     @rule(number=_SESSION, what=_NUMBER, which=_NUMBER)
     def ask_anything(self, number: int, what: int, which: int) -> None:
@@ -224,6 +235,12 @@ class ControlMachine(RuleBasedStateMachine):
         session = self._sessions[number]
         if sure == 0:
             self._play("kill", self._do(session, session.kill()))
+
+    @rule(number=_SESSION, sure=st.integers(0, 2))
+    def rotate(self, number: int, sure: int) -> None:
+        """Another value of a credential; rarely, as agents that have it are started anew."""
+        if sure == 0:
+            self._play("rotate", self._sessions[number].rotate())
 
     @rule(number=_SESSION, sure=st.integers(0, 2))
     def expire(self, number: int, sure: int) -> None:

@@ -1,5 +1,5 @@
 """Whatever is asked of sessions in whatever order, while their turns end, ask, and their pool dies: the pool answers as
-the small model of `worlds.py` does, and C1 to C5 and H6 hold.
+the small model of `worlds.py` does, and C1 to C5, P1 and H6 hold.
 
 Hypothesis makes the plays, so many that they have 2,000 steps together. `HEARTH_MODEL_PLAYS`, `HEARTH_MODEL_STEPS` and
 `HEARTH_MODEL_SEED` say how many there are, of how many steps, and the seed of the first one; each next one has the next
