@@ -17,6 +17,7 @@ from google.protobuf import json_format
 from hearth.client import Client, session_key
 from hearth.session.v1 import session_pb2
 from services.pool.sealing import new_key
+from tests.contract.pool.house import eventually
 from tests.security.guarded import OPERATOR, Guarded, entry, guarded
 from tests.support.rpcs import RPCS, Rpc
 from tests.support.servers import Servers
@@ -178,5 +179,10 @@ async def test_counters_of_all_are_for_those_who_may_see_all(two: Two) -> None:
     assert everything["turnsByHow"]
     assert set(mine) <= {"holder", "entriesByState"}
     replicas = next(rpc for rpc in READING if rpc.name == "ListReplicas")
-    assert "entries" in await two.answer(replicas, OPERATOR, {})
+
+    async def told() -> bool:
+        # A replica tells how many it has with its next beat.
+        return "entries" in await two.answer(replicas, OPERATOR, {})
+
+    await eventually(told)
     assert "entries" not in await two.answer(replicas, two.mine.token, {})
