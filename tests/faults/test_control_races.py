@@ -89,17 +89,18 @@ async def at_the_row(act: Act, order: tuple[int, int], *asked: Message) -> list[
     return list(await asyncio.gather(*made))
 
 
-async def with_an_ending(act: Act, order: tuple[int, int], label: str, asked: Message) -> Call:
+async def with_an_ending(act: Act, order: tuple[int, int], execution_id: str, label: str, asked: Message) -> Call:
     """A request (0), and the settlement of the turn of a held message (1), decided in this order."""
     calling: asyncio.Future[Call] | None = None
+    driver = await act.driver_of(execution_id)
     async with act.stage.barrier(act.key) as barrier:
         for side in order:
             if side == 0:
                 calling = await barrier.arrives(act.call(asked, at=SECOND), pool=SECOND)
             else:
-                before = await act.stage.waiting_for_rows()
+                before = await act.stage.waiting_for_rows(driver)
                 act.stage.let_go(label)
-                await barrier.grows(before)
+                await barrier.grows(before, pool=driver)
     assert calling is not None
     return await calling
 
@@ -300,9 +301,8 @@ async def test_steer_and_completion(act: Act, steer_first: bool, others: bool) -
 async def test_remove_and_promotion(act: Act, order: tuple[int, int]) -> None:
     label, execution_id = await act.running()
     _, waiting = await act.queued()
-    removed = await with_an_ending(
-        act, order, label, calls.RemoveInputRequest(session=act.key, request_id=str(uuid.uuid4()), input_id=waiting)
-    )
+    request = calls.RemoveInputRequest(session=act.key, request_id=str(uuid.uuid4()), input_id=waiting)
+    removed = await with_an_ending(act, order, execution_id, label, request)
     assert await act.ended(execution_id) == "completed"
     if order == (0, 1):
         assert removed.accepted
@@ -317,7 +317,7 @@ async def test_edit_and_promotion(act: Act, order: tuple[int, int]) -> None:
     _, waiting = await act.queued()
     request = calls.UpdateInputRequest(session=act.key, request_id=str(uuid.uuid4()), input_id=waiting)
     request.content.add().text.text = "edited"
-    edited = await with_an_ending(act, order, label, request)
+    edited = await with_an_ending(act, order, execution_id, label, request)
     assert await act.ended(execution_id) == "completed"
     started = await act.started_later(waiting)
     assert await act.ended(started) == "completed"
@@ -333,7 +333,7 @@ async def test_send_now_and_promotion(act: Act, order: tuple[int, int]) -> None:
     request = calls.SendInputNowRequest(
         session=act.key, request_id=str(uuid.uuid4()), input_id=second, execution_id=execution_id
     )
-    made = await with_an_ending(act, order, label, request)
+    made = await with_an_ending(act, order, execution_id, label, request)
     assert await act.ended(execution_id) == "completed"
     # What was to make way has ended, and what runs instead was not meant: who asks looks twice.
     assert reason(made) == "EXECUTION_MISMATCH"
