@@ -24,6 +24,7 @@ import pytest_asyncio
 import redis.asyncio
 from google.protobuf import json_format
 
+from hearth.cli.stand_in import daytona
 from hearth.client import Addresses, Client, new_id, session_key, text_content
 from hearth.errors import CallError
 from hearth.sandbox.v1 import sandbox_pb2
@@ -53,7 +54,7 @@ def word(name: str) -> str:
 class Planted:
     """Secrets and payloads by name."""
 
-    secrets: Mapping[str, str] = field(
+    secrets: dict[str, str] = field(
         default_factory=lambda: (
             {
                 name: word(name)
@@ -79,6 +80,7 @@ class Run:
 
     hearth: Hearth
     planted: Planted
+    provider: str
     shown: dict[str, str] = field(default_factory=dict)
 
     def client(self, token: str) -> Client:
@@ -97,8 +99,8 @@ class Run:
         self.show(where, "".join(traceback.format_exception(caught.value)) + repr(vars(caught.value)) + repr(cause))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def run(servers: Servers) -> AsyncIterator[Run]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["local", "daytona"])
+async def run(servers: Servers, request: pytest.FixtureRequest) -> AsyncIterator[Run]:
     planted, directory = Planted(), servers.scratch()
     secrets = planted.secrets
     async with contextlib.AsyncExitStack() as stack:
@@ -121,7 +123,13 @@ async def run(servers: Servers) -> AsyncIterator[Run]:
             "HEARTH_AGENTS": json.dumps({"keyed": {"command": command, "env": {"OWN": secrets["deployment"]}}}),
             "HEARTH_LOG_LEVEL": "DEBUG",
         }
-        yield Run(await stack.enter_async_context(running(directory / ".hearth", environment)), planted)
+        if request.param == "daytona":
+            place = directory / "daytona"
+            place.mkdir()
+            environment |= await stack.enter_async_context(daytona(place, "", "agentd", lambda _: None))
+            secrets["api"] = environment["HEARTH_DAYTONA_API_KEY"]
+        hearth = await stack.enter_async_context(running(directory / ".hearth", environment))
+        yield Run(hearth, planted, request.param)
 
 
 def with_password(url: str, user: str, password: str) -> str:
@@ -283,7 +291,9 @@ async def look(run: Run) -> None:
 async def test_secrets_and_payloads_are_where_they_belong_and_nowhere_else(run: Run) -> None:
     await talk(run)
     await ask_wrongly(run)
-    await start_wrongly(run)
+    if run.provider == "local":
+        # Settings are read before anything is known of providers.
+        await start_wrongly(run)
     for name in ("relay", "history", "pool", "sandbox"):
         os.kill(run.hearth.pids()[name], signal.SIGKILL)
         if name == "history":
