@@ -72,7 +72,8 @@ def render(seen: Seen, page: str) -> str:
     if not begin:
         raise ValueError(f"the page has no line {BEGIN.strip()}")
     agents = [agent for agent in AGENTS if agent in seen]
-    tests = list(dict.fromkeys(test for agent in agents for test in seen[agent]))
+    # Not in the order in which a run came to them: that is not kept with the data.
+    tests = sorted({test for agent in agents for test in seen[agent]})
     parts = [by_hand, begin, HEAD]
     for file, title in FILES.items():
         rows = [test for test in tests if test.partition(".")[0] == file]

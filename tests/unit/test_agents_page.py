@@ -51,6 +51,11 @@ def test_a_row_tells_of_each_agent_behind_both_daemons() -> None:
     assert "| [2 it asks](../tests/agents/test_six_steps.py) | yes / no: it does not | not run |" in page
 
 
+def test_the_order_in_which_tests_ran_makes_no_other_page() -> None:
+    cases = [case(f"test_{number}_it_runs[{daemon}-codex]") for number in (2, 1) for daemon in agents.DAEMONS]
+    assert agents.render(seen_in(*cases), PAGE) == agents.render(seen_in(*reversed(cases)), PAGE)
+
+
 @pytest.mark.parametrize(
     "inside", ["<failure/>", "<error/>", '<skipped type="pytest.skip" message="npm is not installed"/>']
 )
