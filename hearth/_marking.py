@@ -19,7 +19,15 @@ _ANSWER_SECONDS = 10.0
 _REASON_CHARACTERS = 255
 
 # Worth another try; any other code is the answer.
-_AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED})
+_AWAY = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        # The server ended before it answered.
+        grpc.StatusCode.CANCELLED,
+    }
+)
 
 
 class Marker:

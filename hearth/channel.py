@@ -20,8 +20,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 KEEPALIVE_MILLISECONDS = 30_000
 KEEPALIVE_ANSWER_MILLISECONDS = 10_000
 
-# Every RPC is safe to repeat (request ids, event ids, claims), so gRPC may repeat one whose answer never came. Any
-# other code says that the request arrived.
+# Every RPC is safe to repeat (request ids, event ids, claims), so gRPC may repeat one whose answer never came. It makes
+# CANCELLED of calls that reach a server while that ends. Any other code says that the request arrived.
 _METHODS: dict[str, Any] = {
     "methodConfig": [
         {
@@ -31,7 +31,7 @@ _METHODS: dict[str, Any] = {
                 "initialBackoff": "0.1s",
                 "maxBackoff": "2s",
                 "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
+                "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
             },
         }
     ]

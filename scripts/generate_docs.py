@@ -28,7 +28,8 @@ details:
 | `google.rpc.RetryInfo` | where a retry helps | how long to wait |
 | `google.rpc.ResourceInfo` | with `NOT_FOUND` | what was not found |
 
-Retry `UNAVAILABLE` blindly, with backoff; every mutation has a key that makes that safe. Retry nothing else without a
+Retry `UNAVAILABLE` blindly, with backoff; every mutation has a key that makes that safe. The same goes for `CANCELLED`
+where you cancelled nothing: gRPC answers that to calls that reach a process while it ends. Retry nothing else without a
 change. Failed executions carry one of these names as their `code`. Names that start with "Event" or "Frame" come back
 as results of single events and frames, not as errors of a call.
 

@@ -263,8 +263,12 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> HearthError:
     """The exception that the called service raised, with everything its status carried.
 
     A status without our details (made by gRPC itself, by a proxy) becomes the class of its code, reason UNSPECIFIED.
+    But CANCELLED, for which nobody asked who waits for the answer, is what gRPC makes of calls that reach a server
+    while it ends.
     """
     found = wire.read_error(error)
+    if found.code is grpc.StatusCode.CANCELLED and not found.reason:
+        return dependency_unavailable("a service that this one calls", "ended before it answered")
     return _BY_CODE.get(found.code, Internal)(
         found.message,
         reason=found.reason or "UNSPECIFIED",

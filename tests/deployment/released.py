@@ -6,7 +6,11 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 RELEASES = Path(__file__).parent / "releases"
 
@@ -51,6 +55,33 @@ def unpacked(directory: Path) -> Path:
     with zipfile.ZipFile(_wheel()) as file:
         file.extractall(directory)
     return directory
+
+
+def runnable(directory: Path) -> Path:
+    """The same, with what it needs and this tree does not any more; in versions that go with what is installed."""
+    place = unpacked(directory)
+    missing = [str(one) for one in _requirements(place) if not _is_installed(one)]
+    if missing:
+        installed = place / "installed.txt"
+        installed.write_text("".join(f"{one.metadata['Name']}=={one.version}\n" for one in metadata.distributions()))
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--target", place, "--constraint", installed, *missing], check=True)
+    return place
+
+
+def _requirements(unpacked_to: Path) -> Iterator[Requirement]:
+    (found,) = metadata.distributions(name="hearth", path=[str(unpacked_to)])
+    for line in found.requires or ():
+        one = Requirement(line)
+        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", "embedded")):
+            yield one
+
+
+def _is_installed(wanted: Requirement) -> bool:
+    try:
+        return wanted.specifier.contains(metadata.version(wanted.name), prereleases=True)
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def contracts(unpacked_to: Path) -> bytes:

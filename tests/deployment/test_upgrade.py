@@ -77,7 +77,7 @@ async def replace(placed: Placed, front: Front, name: str, number: int, talkers:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 async def test_the_release_before_is_replaced_under_load(scratch: Path, deployed: Deployed) -> None:
-    old = released.unpacked(scratch / "released")
+    old = released.runnable(scratch / "released")
     async with fronts(ORDER) as front, deployed(HEARTH_AGENTS=agents(scratch)) as placed:
         placed.fronts = {name: one.address for name, one in front.items()}
         placed.image = {"PYTHONPATH": str(old)}

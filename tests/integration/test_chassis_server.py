@@ -13,6 +13,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from hearth.channel import open_channel
 from hearth.history.v1 import history_service_pb2, history_service_pb2_grpc
 from services.chassis.errors import Unavailable, from_rpc_error
 from services.chassis.grpc_server import served
@@ -24,6 +25,11 @@ Settings = ChassisSettings
 
 
 class History(history_service_pb2_grpc.HistoryServiceServicer):
+    async def MarkIncomplete(
+        self, request: history_service_pb2.MarkIncompleteRequest, context: Context
+    ) -> history_service_pb2.MarkIncompleteResponse:
+        return history_service_pb2.MarkIncompleteResponse()
+
     async def StreamEvents(
         self, request: history_service_pb2.StreamEventsRequest, context: Context
     ) -> AsyncIterator[history_service_pb2.StreamEventsResponse]:
@@ -109,6 +115,67 @@ async def test_a_step_that_fails_or_hangs_does_not_keep_the_others(caplog: pytes
     assert seen == ["first", "second", "third", "closed"]
     assert "broken step" in caplog.text
     assert "shutdown time is over" in caplog.text
+
+
+class Hammer:
+    """Calls by several loops at a time; those that failed."""
+
+    LOOPS = 40
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = history_service_pb2_grpc.HistoryServiceStub(channel)
+        self._on = True
+        self._wanted = 0
+        self._enough = asyncio.Event()
+        self.failed: list[grpc.aio.AioRpcError] = []
+
+    async def loop(self) -> None:
+        while self._on:
+            try:
+                await self._stub.MarkIncomplete(history_service_pb2.MarkIncompleteRequest(), timeout=30)
+            except grpc.aio.AioRpcError as error:
+                self.failed.append(error)
+                await asyncio.sleep(0.01)
+                continue
+            self._wanted -= 1
+            if self._wanted <= 0:
+                self._enough.set()
+
+    async def more(self, calls: int) -> None:
+        """Return when so many more were answered."""
+        self._wanted = calls
+        self._enough.clear()
+        await self._enough.wait()
+
+    def stop(self) -> None:
+        self._on = False
+
+
+async def hammered(make: Callable[[str], grpc.aio.Channel]) -> list[grpc.aio.AioRpcError]:
+    """What calls fail with while a service ends and another one begins in its place, again and again."""
+    async with started(Settings(listen="127.0.0.1:0"), "test", build_with(lambda app: None, [])) as app:
+        address = app.address
+    async with make(address) as channel, asyncio.TaskGroup() as group:
+        hammer = Hammer(channel)
+        loops = [group.create_task(hammer.loop()) for _ in range(hammer.LOOPS)]
+        for last in (*[False] * 6, True):
+            async with started(Settings(listen=address), "test", build_with(lambda app: None, [])):
+                await hammer.more(10 * hammer.LOOPS)
+                if last:
+                    hammer.stop()
+                    await asyncio.wait(loops)
+    return hammer.failed
+
+
+async def test_a_call_that_reaches_a_service_while_it_ends_is_no_refusal() -> None:
+    # A turn failed with PROVIDER_UNAVAILABLE because its sandbox was asked for while that service was replaced.
+    failed = await hammered(grpc.aio.insecure_channel)
+    assert failed
+    assert {type(from_rpc_error(error)) for error in failed} == {Unavailable}
+
+
+async def test_a_call_that_reaches_a_service_while_it_ends_is_made_again() -> None:
+    assert await hammered(open_channel) == []
 
 
 async def test_a_taken_port_and_a_start_that_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
