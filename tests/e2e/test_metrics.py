@@ -11,7 +11,7 @@ import pytest
 from hearth.client import Addresses, Client, session_key
 from hearth.history.v1 import history_pb2, history_service_pb2, history_service_pb2_grpc
 from hearth.session.v1 import session_pb2 as sessions
-from services.chassis.metrics import CALLS, catalogue
+from services.chassis.metrics import CALLS, CERTIFICATE_ENDS, catalogue
 from services.history import metrics as _history  # noqa: F401 - to be in the catalogue
 from services.pool import metrics as pool
 from services.relay import metrics as _relay  # noqa: F401
@@ -22,8 +22,9 @@ from tests.support.events import Run, append_set
 from tests.support.metrics import Page, read
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-# The first failed turn is what one begins with, and a call that is no stream the other, of which the relay has none.
-RARE = {("pool", pool.FAILED), ("relay", CALLS)}
+# The first failed turn is what one begins with, and a call that is no stream another, of which the relay has none.
+# Certificates are there with TLS only: see tests/integration/test_chassis_tls.py.
+RARE = {("pool", pool.FAILED), ("relay", CALLS)} | {(service, CERTIFICATE_ENDS) for service in SERVICES}
 
 
 async def pages(hearth: Hearth) -> dict[str, Page]:
