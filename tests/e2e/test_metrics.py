@@ -23,7 +23,7 @@ from tests.support.metrics import Page, read
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 # The first failed turn is what one begins with, and a call that is no stream another, of which the relay has none.
-# Certificates are there with TLS only: see tests/integration/test_chassis_tls.py.
+# Certificates are there with TLS only: see tests/e2e/test_tls.py.
 RARE = {("pool", pool.FAILED), ("relay", CALLS)} | {(service, CERTIFICATE_ENDS) for service in SERVICES}
 
 

@@ -20,10 +20,11 @@ import pytest
 import pytest_asyncio
 
 import hearth
-from hearth.certificates import Authority, write_pair
+from hearth.certificates import Authority, ends_at, write_pair
 from hearth.embedded.certificates import HOSTS
 from hearth.errors import Unauthenticated, Unavailable
-from hearth.tls import Tls
+from hearth.tls import Tls, read_pair
+from tests.e2e.test_metrics import pages
 from tests.e2e.test_one_trace import SEND, SUBSCRIBE, above, named
 from tests.support.caller import SERVICE, calling
 from tests.support.certificates import Certificates
@@ -116,6 +117,13 @@ async def test_every_command_finds_the_certificates_of_the_stack(stack: Hearth) 
     assert "You said: again" in said.stdout, said.stderr
     health = await stack.run("health", stack.addresses()["relay"], "--tls-ca", str(stack.root / "tls" / "ca.pem"))
     assert health.code == 0, health.stderr
+
+
+async def test_each_service_tells_when_its_certificate_ends(stack: Hearth) -> None:
+    files = Path(json.loads((stack.root / "stack.json").read_text())["tls"]["certificate"])
+    ends = ends_at(read_pair(files, files.with_suffix(".key"))).timestamp()
+    for name, page in (await pages(stack)).items():
+        assert page.value("hearth_tls_certificate_ends_seconds") == ends, name
 
 
 async def test_lines_that_up_prints_work_as_they_are(stack: Hearth) -> None:

@@ -24,7 +24,6 @@ from services.chassis.server import App, serve, started
 from services.chassis.settings import ChassisSettings, StartupError
 from services.chassis.tls import server_tls
 from tests.support.certificates import Certificates, Files
-from tests.support.metrics import Page
 from tests.support.waiting import eventually
 
 HEADS = history_service_pb2.GetHeadsRequest()
@@ -251,8 +250,6 @@ async def test_metrics_are_served_by_https_where_that_is_set(certificates: Certi
         session.get(f"http://{told.read_text()}/metrics") as answer,
     ):
         assert answer.status == 200
-        ends = ends_at(Pair(files.certificate.read_bytes(), files.key.read_bytes()))
-        assert Page(await answer.text()).value("hearth_tls_certificate_ends_seconds") == ends.timestamp()
 
 
 def test_the_end_that_is_told_is_that_of_the_certificate_in_use(certificates: Certificates) -> None:
