@@ -4,6 +4,7 @@ stand for several replicas."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -92,7 +93,11 @@ def test_a_call_carries_the_span_that_it_is_made_in() -> None:
 def test_servers_must_not_mistake_our_pings_for_an_attack() -> None:
     options = dict(OPTIONS)
     assert options["grpc.keepalive_time_ms"] >= 30_000
-    assert '"retryableStatusCodes": ["UNAVAILABLE"]' in options["grpc.service_config"]
+
+
+def test_only_calls_that_were_not_answered_are_made_again() -> None:
+    (methods,) = json.loads(dict(OPTIONS)["grpc.service_config"])["methodConfig"]
+    assert methods["retryPolicy"]["retryableStatusCodes"] == ["UNAVAILABLE", "CANCELLED"]
 
 
 async def _replica(name: bytes, health: health_aio.HealthServicer) -> tuple[grpc.aio.Server, str]:
