@@ -106,7 +106,10 @@ class ResourceExhausted(CallError):
 
 
 class Unavailable(CallError):
-    """The service, or something that it needs, is away. Repeating with the same `request_id` is safe."""
+    """The service, or something that it needs, is away. Repeating with the same `request_id` is safe.
+
+    Its code is CANCELLED where the call reached a process while that ended.
+    """
 
 
 class DeadlineExceeded(CallError):
@@ -132,6 +135,7 @@ _CLASSES: dict[grpc.StatusCode, type[CallError]] = {
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.CANCELLED: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.DATA_LOSS: DataLoss,
     grpc.StatusCode.UNIMPLEMENTED: Unimplemented,

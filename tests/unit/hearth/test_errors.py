@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from hearth.errors import DETAILS_KEY, Resource, read_error
+from hearth.errors import DETAILS_KEY, Resource, Unavailable, read_error
 from hearth.types.v1 import session_pb2
 
 
@@ -46,3 +46,9 @@ def test_a_status_that_is_not_ours(trailing: tuple[tuple[str, str | bytes], ...]
     assert (found.code, found.message, found.reason) == (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE", "")
     assert found.retry_after is None
     assert str(found) == "UNAVAILABLE: UNAVAILABLE"
+
+
+def test_a_call_that_a_service_cut_off_at_its_end_can_be_made_again() -> None:
+    found = read_error(rpc_error(grpc.StatusCode.CANCELLED, "CANCELLED"))
+    assert isinstance(found, Unavailable)
+    assert found.code is grpc.StatusCode.CANCELLED
