@@ -26,7 +26,7 @@ from hearth.cli.sandboxes import PAGE, sandboxes
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
 from hearth.cli.words import tls_hint
 from hearth.client import Client
-from hearth.errors import FAILED_CALLS, read_error
+from hearth.errors import FAILED_CALLS, DeadlineExceeded, Unavailable, read_error
 from hearth.paging import CALL_SECONDS
 from hearth.pool.v1 import pool_pb2, pool_service_pb2, pool_service_pb2_grpc
 from hearth.sandbox.v1 import sandbox_service_pb2
@@ -44,7 +44,7 @@ DEPENDENCIES = {
     "relay": ("valkey", "history"),
     "sandbox": ("postgres",),
 }
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_AWAY = (Unavailable, DeadlineExceeded)
 _FORBIDDEN = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 _T = TypeVar("_T")
@@ -192,7 +192,7 @@ async def _asked(what: str, unchecked: dict[str, str], ask: Callable[[], Awaitab
         return await ask()
     except FAILED_CALLS as failed:
         error = read_error(failed)
-        if error.code in _AWAY:
+        if isinstance(error, _AWAY):
             unchecked[what] = NO_ANSWER
             return None
         if error.code in _FORBIDDEN:

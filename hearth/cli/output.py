@@ -10,7 +10,6 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
 
-import grpc.aio
 import typer
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -18,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from hearth.cli.words import tls_hint
-from hearth.errors import FAILED_CALLS, CallError, read_error
+from hearth.errors import FAILED_CALLS, CallError, DeadlineExceeded, Unavailable, read_error
 
 T = TypeVar("T")
 
@@ -54,7 +53,7 @@ def fail_call(error: CallError) -> NoReturn:
     err.print(f"[red]{escape(error.code.name)}[/red]{reason} {escape(error.message)}", soft_wrap=True)
     for field, description in error.field_violations:
         err.print(f"  [yellow]{escape(field)}[/yellow] {escape(description)}", soft_wrap=True)
-    unreachable = error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    unreachable = isinstance(error, Unavailable | DeadlineExceeded)
     if unreachable and not error.reason:
         hint = tls_hint(error.message) or "is a stack running? `hearth status` tells, `hearth up` starts one"
         err.print(f"  {escape(hint)}", soft_wrap=True)

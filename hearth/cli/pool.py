@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Annotated
 
-import grpc
-import grpc.aio
 import typer
 from rich.markup import escape
 
@@ -20,7 +18,7 @@ from hearth.cli.reaching import connected
 from hearth.cli.sessions import DEFAULT_PROJECT, Project, Session
 from hearth.cli.stack import DEFAULT_ROOT, Json, Root
 from hearth.client import Client, session_key
-from hearth.errors import CallError
+from hearth.errors import CallError, Unavailable
 from hearth.paging import CALL_SECONDS, pages
 from hearth.pool.v1 import pool_pb2, pool_service_pb2, pool_service_pb2_grpc
 
@@ -188,7 +186,7 @@ async def all_entries(client: Client) -> AsyncIterator[pool_pb2.Entry]:
                     for entry in page.entries:
                         yield entry
             except CallError as error:
-                if error.code is not grpc.StatusCode.UNAVAILABLE or pools is client.pools:
+                if not isinstance(error, Unavailable) or pools is client.pools:
                     raise
                 err.print(f"[yellow]replica {replica.address} does not answer[/yellow]", soft_wrap=True)
 
