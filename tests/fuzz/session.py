@@ -77,10 +77,10 @@ async def _fuzz(hearth: Hearth, daemon: HarnessDaemon, seed: int, seconds: float
     baseline = await watch.held()
     following = asyncio.create_task(watch.follow())
     try:
-        # What fills megabytes for a moment comes in the first half: beside it nobody would see small things being
-        # forgotten in the second, and what it leaves behind is there in both.
-        await fuzzer.run(seconds / 2, workers)
-        await fuzzer.run(seconds / 2, workers, large=False)
+        # What fills megabytes for a moment comes first: beside it nobody would see small things being forgotten, and
+        # what it leaves behind stays. It ends before memory is looked at: its end is no fall that hides a rise.
+        await fuzzer.run(seconds * 0.4, workers)
+        await fuzzer.run(seconds * 0.6, workers, large=False)
     finally:
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError, psutil.NoSuchProcess):
