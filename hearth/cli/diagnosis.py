@@ -36,7 +36,8 @@ _HELD = frozenset({sandbox_pb2.TENURE_ACTIVE, sandbox_pb2.TENURE_PARKED})
 class Service:
     """One of the four. `state` is `serving`, `not serving` or `no answer`; `detail` says why it is not the first.
 
-    `certificate_days` are those for which the certificate that it shows still counts; None without TLS.
+    `certificate_days` are those for which the certificate that it shows still counts; None without TLS, or where that
+    could not be looked at.
     """
 
     name: str
@@ -106,6 +107,11 @@ def notes(picture: Picture) -> list[str]:
         found.append("no authentication: whoever is on this machine may do everything")
     if picture.reconciled is not None and picture.reconciled.mended:
         found.append(f"{picture.reconciled.mended} rows differed from what the providers list, and were mended")
+    found += [
+        f"nobody knows when the certificate of {service.name} ends: it could not be looked at"
+        for service in picture.services
+        if picture.encrypted and service.state != NO_ANSWER and service.certificate_days is None
+    ]
     found += [
         f"all {slot.cap} warm slots of {slot.provider} are taken: further turns end stopped, or push out the oldest"
         for slot in (picture.usage.slots if picture.usage is not None else ())

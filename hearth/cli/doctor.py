@@ -30,7 +30,7 @@ from hearth.errors import FAILED_CALLS, DeadlineExceeded, Unavailable, read_erro
 from hearth.paging import CALL_SECONDS
 from hearth.pool.v1 import pool_pb2, pool_service_pb2, pool_service_pb2_grpc
 from hearth.sandbox.v1 import sandbox_service_pb2
-from hearth.tls import Tls
+from hearth.tls import Pair, Tls
 from hearth.version import VERSION_KEY, version
 
 GOOD, FOUND, SILENT = 0, 1, 2
@@ -129,24 +129,23 @@ async def _service(name: str, address: str, how: Tls | None) -> Service:
 
 
 async def _certificate_days(address: str) -> float | None:
-    """Of the first replica at `address`. That the certificate is a good one was seen by the call before."""
-    host, _, port = address.partition(",")[0].strip().rpartition(":")
+    """Of the replica at `address` whose certificate ends first; None when not all could be looked at.
+
+    That the certificates are good ones was seen by the call before.
+    """
     try:
-        shown = await asyncio.to_thread(
-            ssl.get_server_certificate, (host.strip("[]"), int(port)), timeout=HEALTH_SECONDS
-        )
+        return min(await asyncio.gather(*(asyncio.to_thread(_days_left, one) for one in address.split(","))))
     except (OSError, ValueError):
-        # It answered a moment ago: this is one that is leaving, or an address that only gRPC can resolve.
         return None
-    return _days_left(shown)
 
 
-def _days_left(certificate: str) -> float:
+def _days_left(address: str) -> float:
     # Takes longer to import than most commands take.
-    from cryptography import x509
+    from hearth.certificates import ends_at
 
-    ends = x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc
-    return round((ends.timestamp() - time.time()) / 86_400, 1)
+    host, _, port = address.strip().rpartition("/")[2].rpartition(":")
+    shown = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=HEALTH_SECONDS)
+    return round((ends_at(Pair(shown.encode(), b"")).timestamp() - time.time()) / 86_400, 1)
 
 
 async def _well(stub: health_pb2_grpc.HealthStub, dependency: str) -> bool:

@@ -69,6 +69,15 @@ def test_a_certificate_that_counts_for_long_is_no_finding() -> None:
     assert findings(good) == []
 
 
+def test_a_certificate_that_was_not_looked_at_is_told() -> None:
+    good = picture()
+    certified(90.0)(good)
+    good.encrypted = True
+    good.services = [*good.services[:3], dataclasses.replace(good.services[3], certificate_days=None)]
+    assert "nobody knows when the certificate of sandbox ends: it could not be looked at" in notes(good)
+    assert sum("certificate" in note for note in notes(good)) == 1
+
+
 def far(found: Picture, **changes: object) -> None:
     """The services are on another machine."""
     found.services = [dataclasses.replace(service, address="10.0.0.7:7400") for service in found.services]
