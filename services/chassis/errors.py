@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, TypeVar
+from types import MappingProxyType
+from typing import ClassVar, Self, TypeVar
 
 import asyncpg
 import grpc
@@ -61,7 +62,8 @@ class HearthError(Exception):
         super().__init__(message)
         self.message = message
         self.reason = reason
-        self.metadata = dict(metadata or {})
+        # One error may be raised to many callers at once: what is true of one of them is said by `telling`.
+        self.metadata: Mapping[str, str] = MappingProxyType(dict(metadata or {}))
         self.field_violations = tuple(field_violations)
         self.retry_after = retry_after
         self.resource = Resource(*resource) if isinstance(resource, tuple) else resource
@@ -96,6 +98,18 @@ class HearthError(Exception):
             else:
                 status.details.add().Pack(detail)
         return status
+
+    def telling(self, metadata: Mapping[str, str]) -> Self:
+        """The same error for one caller, with `metadata` besides its own."""
+        return type(self)(
+            self.message,
+            reason=self.reason,
+            metadata={**self.metadata, **metadata},
+            field_violations=self.field_violations,
+            retry_after=self.retry_after,
+            resource=self.resource,
+            details=self.details,
+        )
 
     def detail(self, kind: type[_M]) -> _M | None:
         """The first of `details` that is a `kind`, unpacked; None when there is none."""

@@ -86,7 +86,8 @@ class AppendCall:
             try:
                 decided = await pending.decided
             except HearthError as error:
-                raise _with_number(error, pending.number) from error
+                # The producer is told from which request on to send again.
+                raise error.telling({"first_unacknowledged": str(pending.number)}) from error
             self._pending.popleft()
             self._size -= pending.size
             self._room.set()
@@ -134,16 +135,3 @@ class AppendCall:
         failed.set_exception(seen)
         failed.exception()
         self._put(_Pending(self._read + 1, 0, failed))
-
-
-def _with_number(error: HearthError, number: int) -> HearthError:
-    """The same error, telling the producer from which request on to send again."""
-    return type(error)(
-        error.message,
-        reason=error.reason,
-        metadata={**error.metadata, "first_unacknowledged": str(number)},
-        field_violations=error.field_violations,
-        retry_after=error.retry_after,
-        resource=error.resource,
-        details=error.details,
-    )

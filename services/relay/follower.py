@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from hearth.history.v1 import history_pb2
 from hearth.relay.v1 import bus_pb2
 from services.chassis.clock import Clock
-from services.chassis.errors import HearthError, Unavailable
+from services.chassis.errors import HearthError, Unavailable, dependency_unavailable
 from services.chassis.tasks import Tasks
 from services.relay.buffer import Buffer, Kept, Key, channel
 from services.relay.bus import Bus
@@ -147,6 +147,18 @@ class Follower:
         if failed is not None:
             raise failed
         return True
+
+    async def current(self) -> None:
+        """Of a session that is followed: return when all is here that history had at the call. Raises `Unavailable`."""
+        asked = self.place
+        head = await self._parts.heads.of(self._key)
+        self.compare(head, asked)
+        if self._fetching is not None:
+            await asyncio.wait([self._fetching])
+        if not self._open:
+            await self.open()
+        elif self.place.sequence < head.head.sequence:
+            raise dependency_unavailable("history")
 
     def close(self) -> None:
         """Follow nothing any more."""

@@ -133,6 +133,10 @@ class Hub:
         """
         return await self._follower.open()
 
+    async def current(self) -> None:
+        """Of a session that is followed: return when all is here that history had at the call. Raises `Unavailable`."""
+        await self._follower.current()
+
     def close(self) -> None:
         """Follow nothing any more and stop all work."""
         self._follower.close()

@@ -170,14 +170,16 @@ class Reader:
             self._task.uncancel()
             raise self._cut from None
         except Unavailable as error:
-            error.metadata.update(self._where(self._place))
-            raise
+            raise error.telling(self._where(self._place)) from error
         finally:
             self._hubs.leave(self)
 
     async def _join(self) -> None:
         """Everything up to the place where this reader begins to follow, then `ready`."""
         fresh = await self._hub.opened()
+        if self._wish.after is None and not fresh:
+            # What is known here may be a moment old, and nothing that was committed before the call is to come.
+            await self._hub.current()
         pin = self._pin()
         late = Late(await self._hub.snapshot(pin) if self._wish.frames else None)
         self._order = late.order or pin.order

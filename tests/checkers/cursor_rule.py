@@ -17,15 +17,19 @@ def check(recording: Recording) -> Verdict:
         log_ids: set[str] = set()
         for number, connection in enumerate(reader.connections):
             where = f"{reader.session} connection {number}"
-            at = _connection(connection, where, log_ids, verdict)
-            _refusal(connection, at, _acknowledged(recording, reader, connection.began), where, verdict)
+            least = _acknowledged(recording, reader, connection.began)
+            at = _connection(connection, least, where, log_ids, verdict)
+            _refusal(connection, at, least, where, verdict)
         verdict.expect(len(log_ids) <= 1, f"{reader.session}: events of {len(log_ids)} logs")
         _resumes(reader, verdict)
     return verdict
 
 
-def _connection(connection: Connection, where: str, log_ids: set[str], verdict: Verdict) -> int | None:
-    """Checks what was delivered; the last place that was named, None where none was."""
+def _connection(connection: Connection, least: int, where: str, log_ids: set[str], verdict: Verdict) -> int | None:
+    """Checks what was delivered; the last place that was named, None where none was.
+
+    A tail begins at `least` or later.
+    """
     at = connection.after.sequence if connection.after is not None else None
     for item in connection.items:
         kind = item.WhichOneof("item")
@@ -41,8 +45,9 @@ def _connection(connection: Connection, where: str, log_ids: set[str], verdict: 
         if named is None:
             continue
         if at is None and kind == "ready":
-            # What `tail` means is told by its `ready`.
+            # What `tail` means is told by its `ready`: nothing that was there before it.
             at = named
+            verdict.expect(named >= least, f"{where}: the tail begins at {named}, and not at {least} or later")
         verdict.expect(named == at, f"{where}: {kind} names {named}, delivered was {at}")
         if kind in ("ready", "heartbeat"):
             known = item.ready.head if kind == "ready" else item.heartbeat.head
@@ -55,7 +60,7 @@ def _refusal(connection: Connection, at: int | None, least: int, where: str, ver
         return
     told = int(connection.refusal.metadata["sequence"])
     if at is None:
-        # The `ready` of a tail may be lost on its way; the place is that of the tail, so not before what was there.
+        # The `ready` of a tail may be lost on its way.
         verdict.expect(
             told >= least, f"{where}: the error says to resume at {told}, the tail began at {least} or later"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 
@@ -9,12 +10,15 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from hearth.types.v1 import session_pb2
 from services.chassis.errors import from_rpc_error
 from tests.support import events
 from tests.support.relay_reader import StrictReader, reading
 from tests.support.relay_stack import RelayStack, relay_processes
 from tests.support.relay_turns import append
 from tests.support.servers import Servers
+
+CURSOR = session_pb2.Cursor(log_id="11111111-1111-4111-8111-111111111111", sequence=7, tag="00" * 8)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +82,24 @@ async def test_history_goes_and_comes_back(stack: RelayStack, how: str) -> None:
         async with reading(stack.channel(), turn.session) as newcomer:
             await newcomer.until_ready()
             assert newcomer.sequences == [1, 2, 3]
+
+
+async def test_readers_refused_together_are_told_no_place_of_another(stack: RelayStack) -> None:
+    """They wait for one question to history; its failure is one for all, the place of each is its own."""
+    with_cursor = [StrictReader(stack.channel(), events.key(), after=CURSOR) for _ in range(5)]
+    at_tail = [StrictReader(stack.channel(), events.key(), tail=True) for _ in range(5)]
+    stack.history.freeze()
+    try:
+        for pair in zip(with_cursor, at_tail, strict=True):
+            for reader in pair:
+                reader.connect()
+        await asyncio.gather(*(reader.until_ended() for reader in (*with_cursor, *at_tail)))
+    finally:
+        stack.history.thaw()
+    told = [from_rpc_error(reader.error).metadata for reader in (*with_cursor, *at_tail) if reader.error is not None]
+    dependency = {"dependency": "history"}
+    place = {"log_id": CURSOR.log_id, "sequence": "7", "tag": CURSOR.tag}
+    assert told == [{**dependency, **place}] * 5 + [dependency] * 5
 
 
 async def test_events_committed_while_the_relay_could_not_read_are_found(stack: RelayStack) -> None:
