@@ -177,9 +177,11 @@ class Reader:
     async def _join(self) -> None:
         """Everything up to the place where this reader begins to follow, then `ready`."""
         fresh = await self._hub.opened()
-        if self._wish.after is None and not fresh:
-            # What is known here may be a moment old, and nothing that was committed before the call is to come.
+        if not fresh and (self._wish.after is None or self._place.sequence > self._hub.place.sequence):
+            # What is known here may be a moment old. The tail is to show nothing that was committed before the call,
+            # and who was told of an ending elsewhere no frames of what has ended.
             await self._hub.current()
+            fresh = True
         pin = self._pin()
         late = Late(await self._hub.snapshot(pin) if self._wish.frames else None)
         self._order = late.order or pin.order
