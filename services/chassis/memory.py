@@ -23,8 +23,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _LARGE_BYTES = 1024 * 1024
 _SPARE_BYTES = 4 * 1024 * 1024
 _HEAPS = 2
-# Returning what is free within heaps holds up whoever allocates for some milliseconds: not for less than this.
-_GROWN_BYTES = 8 * 1024 * 1024
+# Returning what is free within heaps holds up whoever allocates, the longer the more it is: not for less than this.
+_GROWN_BYTES = 2 * 1024 * 1024
 _STATM = Path("/proc/self/statm")
 
 

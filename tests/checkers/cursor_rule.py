@@ -19,8 +19,8 @@ def check(recording: Recording) -> Verdict:
             where = f"{reader.session} connection {number}"
             least = _acknowledged(recording, reader, connection.began)
             at = _connection(connection, least, where, log_ids, verdict)
-            _refusal(connection, at, least, where, verdict)
-        verdict.expect(len(log_ids) <= 1, f"{reader.session}: events of {len(log_ids)} logs")
+            _refusal(connection, at, least, where, log_ids, verdict)
+        verdict.expect(len(log_ids) <= 1, f"{reader.session}: places in {len(log_ids)} logs")
         _resumes(reader, verdict)
     return verdict
 
@@ -55,10 +55,13 @@ def _connection(connection: Connection, least: int, where: str, log_ids: set[str
     return at
 
 
-def _refusal(connection: Connection, at: int | None, least: int, where: str, verdict: Verdict) -> None:
+def _refusal(
+    connection: Connection, at: int | None, least: int, where: str, log_ids: set[str], verdict: Verdict
+) -> None:
     if connection.refusal is None or "sequence" not in connection.refusal.metadata:
         return
     told = int(connection.refusal.metadata["sequence"])
+    log_ids |= {connection.refusal.metadata.get("log_id", "")} - {""}
     if at is None:
         # The `ready` of a tail may be lost on its way.
         verdict.expect(

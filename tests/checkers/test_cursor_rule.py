@@ -11,7 +11,7 @@ from hearth.relay.v1 import relay_pb2
 from hearth.types.v1 import session_pb2
 from services.chassis.errors import Unavailable
 from tests.checkers.cursor_rule import check
-from tests.checkers.pieces import cursor, event, events_from, from_start, ready, shown
+from tests.checkers.pieces import LOG, OTHER, cursor, event, events_from, from_start, ready, shown
 from tests.support.recording import Append, Connection, Recording
 
 
@@ -64,6 +64,12 @@ def test_a_place_that_was_not_delivered_is_seen(item: relay_pb2.Item) -> None:
 def test_an_error_that_names_another_place_is_seen() -> None:
     assert wrong(cut(2))
     assert wrong(cut(0))
+
+
+def test_an_error_that_names_a_place_in_another_log_is_seen() -> None:
+    for log_id, sound in ((LOG, True), ("", True), (OTHER, False)):
+        error = Unavailable("away", reason="DEPENDENCY_UNAVAILABLE", metadata={"sequence": "1", "log_id": log_id})
+        assert (wrong(Connection(cursor(0), [shown(event(1), 1)], refusal=error)) == []) is sound
 
 
 @pytest.mark.parametrize(("told", "sound"), [(0, False), (3, False), (4, True), (5, True)])
