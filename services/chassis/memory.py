@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import resource
 import sys
 from pathlib import Path
@@ -52,6 +53,8 @@ class Spare:
         if now < self._least + _GROWN_BYTES:
             self._least = min(self._least, now)
             return
+        # Refused calls leave small cycles that hold large requests; left alone, they go by their number only.
+        gc.collect(0)
         await asyncio.to_thread(self._trim, 0)
         # What stays is in use.
         self._least = _resident()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -13,6 +13,9 @@ import psutil
 from tests.support import metrics
 
 MIB = 1024 * 1024
+
+# Within this a process is at its least once: it returns what is free every ten seconds.
+_FLOOR_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,29 @@ class Watch:
             await asyncio.sleep(1.0)
 
     def slopes(self, seconds: float) -> dict[str, float]:
-        """Growth of each in MiB a minute over the last `seconds`, by least squares."""
-        return {name: slope(points, seconds) for name, points in self.memory.items()}
+        """Growth of what each holds whatever is under way, in MiB a minute over the last `seconds`."""
+        return {name: slope(floors(points), seconds) for name, points in self.memory.items()}
 
 
-def slope(points: list[tuple[float, float]], seconds: float) -> float:
-    """Of (second, MiB) pairs, in MiB a minute; 0 for fewer than two."""
+def floors(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The least of every whole twenty seconds of (second, MiB) pairs.
+
+    What hostile requests fill for a moment is not kept, and says nothing of what is.
+    """
+    if not points:
+        return []
+    begun = points[0][0]
+    windows: dict[int, list[tuple[float, float]]] = {}
+    for at, value in points:
+        windows.setdefault(int((at - begun) // _FLOOR_SECONDS), []).append((at, value))
+    windows.popitem()
+    return [min(window, key=lambda point: point[1]) for window in windows.values()]
+
+
+def slope(points: Sequence[tuple[float, float]], seconds: float) -> float:
+    """Of (second, MiB) pairs, in MiB a minute over the last `seconds`, by least squares; 0 for fewer than two."""
+    if len(points) < 2:
+        return 0.0
     last = [point for point in points if point[0] >= points[-1][0] - seconds]
     mean_at = sum(at for at, _ in last) / len(last)
     mean = sum(value for _, value in last) / len(last)

@@ -33,7 +33,7 @@ _QUIET_SECONDS = 90.0
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a run found: how each RPC was answered, what of that gRPC said itself, what else was sent, what went wrong,
-    memory at the end and its growth."""
+    memory in MiB at the end and how much more of it is kept each minute."""
 
     answers: Counter[tuple[str, str]]
     of_grpc: Counter[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import grpc
@@ -11,7 +12,7 @@ from hearth.session.v1 import session_service_pb2
 from services.chassis.auth import ANY_PROJECT
 from tests.fuzz.callers import CALLERS, OTHER_PROJECT, Caller
 from tests.fuzz.calls import Answer
-from tests.fuzz.gauges import slope
+from tests.fuzz.gauges import floors, slope
 from tests.fuzz.messages import PROJECT, SESSIONS
 from tests.fuzz.session import fuzz
 from tests.fuzz.verdicts import problem
@@ -34,6 +35,14 @@ def test_slope_is_that_of_the_last_part() -> None:
     flat_then_steep = [(float(at), 10.0 if at < 60 else 10.0 + (at - 60) / 60) for at in range(121)]
     assert abs(slope(flat_then_steep, 60) - 1.0) < 1e-6
     assert slope([(0.0, 5.0)], 60) == 0.0
+
+
+@pytest.mark.parametrize("kept", [0.0, 1.5])
+def test_what_is_kept_is_told_from_what_is_filled_for_a_moment(kept: float) -> None:
+    dice = random.Random(1)
+    points = [(at, 100 + kept * at / 60 + max(0.0, dice.gauss(0, 10)) * (at > 200)) for at in range(301)]
+    assert abs(slope(floors(points), 300) - kept) < 0.2
+    assert slope(points, 300) > kept + 0.5
 
 
 def caller(project: str) -> Caller:

@@ -51,6 +51,33 @@ asyncio.run(main())
 """
 
 
+_CYCLES = """
+import asyncio, gc, psutil
+from services.chassis.memory import Spare
+
+def size():
+    return psutil.Process().memory_info().rss / 2**20
+
+class Call:
+    def __init__(self):
+        self.call = self
+        self.request = bytearray(100_000)
+
+async def main():
+    gc.collect()
+    gc.set_threshold(1_000_000)
+    spare = Spare()
+    before = size()
+    for _ in range(500):
+        Call()
+    grown = size()
+    await spare.look()
+    print(grown - before, size() - before)
+
+asyncio.run(main())
+"""
+
+
 def printed(program: str, *arguments: str) -> list[float]:
     """The numbers that a program prints in a process of its own."""
     ran = subprocess.run([sys.executable, "-c", program, *arguments], check=True, capture_output=True, text=True)
@@ -70,7 +97,8 @@ def test_large_messages_leave_nothing() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc is told")
-def test_holes_between_what_is_in_use_are_given_back() -> None:
-    grown, left = printed(_HOLES)
+@pytest.mark.parametrize("program", [_HOLES, _CYCLES])
+def test_holes_between_what_is_in_use_and_cycles_are_given_back(program: str) -> None:
+    grown, left = printed(program)
     assert grown > 30
     assert left < grown / 2
