@@ -24,6 +24,16 @@ PATH = re.compile(r"(tests|services|hearth|docs|protos|scripts|examples|clients)
 PROGRAM = typer.main.get_command(app)
 
 
+# The pages beside the code name files of their own directory.
+BESIDE_CODE = [
+    pytest.param(page, id=name_of(page))
+    for below in ("services", "hearth", "benchmarks", "clients", "examples", "tests")
+    for page in sorted((ROOT / below).rglob("README.md"))
+    if "node_modules" not in page.parts
+]
+FILE = re.compile(r"[\w./-]+\.(?:py|lua|sql|toml|json|mjs)")
+
+
 def reaches(target: Path, anchor: str) -> bool:
     """Whether there is such a file in the tree, with such a heading."""
     if not target.exists() or not target.is_relative_to(ROOT):
@@ -42,6 +52,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = (page.parent / place).resolve() if place else page
         if not target.exists() or not target.is_relative_to(ROOT) or not reaches(target, anchor):
             wrong.append(link)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", BESIDE_CODE)
+def test_files_named_beside_the_code_are_there(page: Path) -> None:
+    named = {span for span in spans(page.read_text()) if FILE.fullmatch(span)}
+    wrong = [
+        name for name in named if not (ROOT / name).exists() and not list(page.parent.rglob(name.removeprefix("/")))
+    ]
     assert wrong == []
 
 
