@@ -121,6 +121,7 @@ class Workload:
 
     async def check(self) -> int:
         """Every message once; how many were lost on the way to their agent."""
+        await self._stage.told(seconds=_LAST_TRY_SECONDS)
         for one in self.keys:
             await self.caller.look(one)
         self.caller.take_journal()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.checkers import control
-from tests.model.conversation import Conversation, Request
+from tests.model.conversation import REST_SECONDS, Conversation, Request
 from tests.model.worlds import ASKS, CROWDED, HELD, QUICK, Answer
 from tests.support.control_caller import Caller
 from tests.support.control_stage import Stage, specs
@@ -296,6 +296,7 @@ class ControlMachine(RuleBasedStateMachine):
             while waiting := await session.look_at_gates():
                 await self._do(session, *(session.answer(label, [(gate, "ALLOWED")]) for label, gate in waiting))
                 await session.rest()
+        await self.stage.told(seconds=REST_SECONDS)
         for session in self._sessions:
             await self._caller.look(session.key)
         self._caller.take_journal()

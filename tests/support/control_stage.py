@@ -161,6 +161,14 @@ class Stage:
         finally:
             await connection.close()
 
+    async def told(self, *, seconds: float) -> None:
+        """Return when readers were told everything that was accepted: it is answered before it is in the log."""
+
+        async def so() -> bool:
+            return not await self.ask("SELECT 1 FROM pool.outbox WHERE refused IS NULL LIMIT 1")
+
+        await quietly(so, seconds=seconds, what="the outbox of the pool is not empty")
+
     async def expire(self, session: str) -> None:
         """The time of all questions of a session that wait is over."""
         await self.ask(
