@@ -85,7 +85,8 @@ async def at_the_row(act: Act, order: tuple[int, int], *asked: Message) -> list[
     made: list[asyncio.Future[Call]] = [asyncio.get_running_loop().create_future()] * len(asked)
     async with act.stage.barrier(act.key) as barrier:
         for place in order:
-            made[place] = await barrier.arrives(act.call(asked[place], at=(FIRST, SECOND)[place]))
+            pool = (FIRST, SECOND)[place]
+            made[place] = await barrier.arrives(act.call(asked[place], at=pool), pool=pool)
     return list(await asyncio.gather(*made))
 
 
@@ -98,7 +99,7 @@ async def with_an_ending(act: Act, order: tuple[int, int], execution_id: str, la
             if side == 0:
                 calling = await barrier.arrives(act.call(asked, at=SECOND), pool=SECOND)
             else:
-                before = await act.stage.waiting_for_rows(driver)
+                before = await barrier.waiting(driver)
                 act.stage.let_go(label)
                 await barrier.grows(before, pool=driver)
     assert calling is not None
@@ -256,9 +257,9 @@ async def test_answer_and_expiry(act: Act, order: tuple[int, int]) -> None:
     async with act.stage.barrier(act.key) as barrier:
         for side in order:
             if side == 0:
-                answer = await barrier.arrives(act.call(act.answer(asked, ALLOWED)))
+                answer = await barrier.arrives(act.call(act.answer(asked, ALLOWED)), pool=FIRST)
             else:
-                before = await act.stage.waiting_for_rows()
+                before = await barrier.waiting()
                 await act.stage.expire(act.key.session)
                 await barrier.grows(before)
     assert answer is not None

@@ -38,7 +38,11 @@ GATES = ("t1", "t2")
 CREDENTIAL, VARIABLE, HEADER = "model-key", "MODEL_KEY", "X-Model-Key"
 FIRST, SECOND = "pool", "pool-2"
 
-_LOCKS = "SELECT * FROM pool.session WHERE project = $1 AND session = $2 FOR UPDATE%"
+_WAITING = """
+SELECT pid, client_port, pg_blocking_pids(pid) AS behind,
+       query LIKE 'SELECT * FROM pool.session WHERE project = $1 AND session = $2 FOR UPDATE%' AS changes
+FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
 
 
 def specs() -> dict[str, sessions.SessionSpec]:
@@ -188,24 +192,10 @@ class Stage:
                 session.project,
                 session.session,
             )
-            yield Barrier(self)
+            yield Barrier(self, connection.get_server_pid())
         finally:
             await transaction.rollback()
             await connection.close()
-
-    async def waiting_for_rows(self, pool: str = "") -> int:
-        """How many transactions wait for the row of a session, of one replica or of all."""
-        rows = await self.ask(
-            "SELECT client_port FROM pg_stat_activity"
-            " WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE $1",
-            _LOCKS,
-        )
-        ports = [row["client_port"] for row in rows]
-        if not pool:
-            return len(ports)
-        process = psutil.Process(self.process(pool).pid)
-        own = {connection.laddr.port for connection in process.net_connections("tcp")}
-        return sum(port in own for port in ports)
 
     # Messages
 
@@ -266,28 +256,40 @@ class Aim:
 
 
 class Barrier:
-    """A row that nobody gets before all have come that a test wants there."""
+    """A row that nobody gets before all have come that a test wants there. `pid`: the backend that holds it."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, pid: int) -> None:
         self._stage = stage
+        self._pid = pid
 
-    async def arrives(self, work: Awaitable[_T], *, pool: str = "") -> asyncio.Future[_T]:
-        """Begin something that will change the session, and return when it waits for its turn.
-
-        `pool`: at which replica, where something of the other one may come to wait meanwhile.
-        """
-        before = await self._stage.waiting_for_rows(pool)
+    async def arrives(self, work: Awaitable[_T], *, pool: str) -> asyncio.Future[_T]:
+        """Begin something that will change the session at one replica, and return when it waits for its turn."""
+        before = await self.waiting(pool)
         task = asyncio.ensure_future(work)
         await self.grows(before, pool=pool)
         return task
 
     async def grows(self, before: int, *, pool: str = "") -> None:
-        """Return when more than `before` transactions wait."""
+        """Return when more than `before` transactions wait, of one replica or of all."""
 
         async def grown() -> bool:
-            return await self._stage.waiting_for_rows(pool) > before
+            return await self.waiting(pool) > before
 
         await quietly(grown, seconds=30, what="what was to wait for the row does not")
+
+    async def waiting(self, pool: str = "") -> int:
+        """How many transactions wait to change this session, of one replica or of all."""
+        rows = await self._stage.ask(_WAITING)
+        reached, found = {self._pid}, list[asyncpg.Record]()
+        while more := [row for row in rows if row["pid"] not in reached and reached & set(row["behind"])]:
+            reached |= {row["pid"] for row in more}
+            found += more
+        changing = [row["client_port"] for row in found if row["changes"]]
+        if not pool:
+            return len(changing)
+        process = psutil.Process(self._stage.process(pool).pid)
+        own = {connection.laddr.port for connection in process.net_connections("tcp")}
+        return sum(port in own for port in changing)
 
 
 async def quietly(condition: Callable[[], Awaitable[bool]], *, seconds: float, what: str) -> None:
