@@ -45,7 +45,7 @@ LONG := tests/agents tests/fuzz tests/model \
   tests/docs/test_commands.py \
   tests/clients/test_api_page.py tests/clients/test_node_client.py tests/clients/test_sse_example.py \
   tests/deployment/test_compose.py \
-  tests/e2e/test_chat.py tests/e2e/test_credentials_and_files.py tests/e2e/test_demo_daytona.py \
+  tests/e2e/test_chat.py tests/e2e/test_control.py tests/e2e/test_credentials_and_files.py tests/e2e/test_demo_daytona.py \
   tests/e2e/test_metrics.py tests/e2e/test_operators.py tests/e2e/test_otlp.py tests/e2e/test_raw_dumps.py \
   tests/e2e/test_third_party_stack.py tests/e2e/test_tls.py tests/e2e/test_trace_page.py \
   tests/faults/test_control_crash_points.py tests/faults/test_control_workload.py tests/faults/test_faults.py \
