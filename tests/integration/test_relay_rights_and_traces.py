@@ -20,7 +20,6 @@ from tests.support.relay_turns import append
 from tests.support.servers import Servers
 from tests.support.waiting import eventually
 
-
 # Where a write meets the end of its call, the client library loses what that ended with.
 _LOST = "UNSPECIFIED"
 _ATTEMPTS = 10
