@@ -49,7 +49,8 @@ LONG := tests/agents tests/fuzz tests/model \
   tests/e2e/test_metrics.py tests/e2e/test_one_trace.py tests/e2e/test_operators.py tests/e2e/test_otlp.py \
   tests/e2e/test_raw_dumps.py \
   tests/e2e/test_third_party_stack.py tests/e2e/test_tls.py tests/e2e/test_trace_page.py \
-  tests/faults/test_control_crash_points.py tests/faults/test_control_workload.py tests/faults/test_faults.py \
+  tests/faults/test_control_crash_points.py tests/faults/test_control_races.py tests/faults/test_control_workload.py \
+  tests/faults/test_faults.py \
   tests/faults/test_killed_services.py tests/faults/test_pool_crash_points.py \
   tests/faults/test_sandbox_crash_points.py tests/faults/test_sandbox_races.py \
   tests/contract/pool/test_attachments.py tests/contract/pool/test_behaviours.py tests/contract/pool/test_credentials.py \
@@ -64,7 +65,8 @@ LONG := tests/agents tests/fuzz tests/model \
   tests/integration/test_daytona_stand_in_storm.py tests/integration/test_doctor_live_daytona.py \
   tests/integration/test_history_kills.py tests/integration/test_history_outage.py \
   tests/integration/test_pool_asking.py tests/integration/test_pool_crashes.py tests/integration/test_pool_ownership.py \
-  tests/integration/test_pool_postgres_away.py tests/integration/test_pool_races.py \
+  tests/integration/test_pool_credentials_sealed.py tests/integration/test_pool_postgres_away.py \
+  tests/integration/test_pool_races.py \
   tests/integration/test_producer_spill.py tests/integration/test_relay_slow_readers.py \
   tests/integration/test_sandbox_on_daytona.py tests/integration/test_sandbox_provider_failures.py \
   tests/integration/test_sandbox_workers.py \
