@@ -20,17 +20,18 @@ from tests.support.relay_turns import append
 from tests.support.servers import Servers
 from tests.support.waiting import eventually
 
-# Where a write meets the end of its call, the client library loses what that ended with.
-_LOST = "UNSPECIFIED"
+# What the client library makes of a refusal that arrives while it writes; what the service said is lost then.
+_LOST = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 _ATTEMPTS = 10
 
 
 async def refusal(channel: grpc.aio.Channel, method: str, token: str, project: str) -> HearthError | None:
+    """What came of a call, asked again as long as the client library does not say."""
     for _ in range(_ATTEMPTS):
         error = await refusal_as_seen(channel, method, token, project)
-        if error is None or error.reason != _LOST:
+        if error is None or (error.code, error.message) != _LOST:
             return error
-    raise AssertionError(f"{method} was {_ATTEMPTS} times refused without a reason")
+    raise AssertionError(f"{method}: the refusal was lost {_ATTEMPTS} times")
 
 
 async def refusal_as_seen(channel: grpc.aio.Channel, method: str, token: str, project: str) -> HearthError | None:
