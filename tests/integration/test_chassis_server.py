@@ -132,7 +132,10 @@ class Hammer:
     async def loop(self) -> None:
         while self._on:
             try:
-                await self._stub.MarkIncomplete(history_service_pb2.MarkIncompleteRequest(), timeout=30)
+                # A call waits for a connection: how long none of the services listens is not the matter here.
+                await self._stub.MarkIncomplete(
+                    history_service_pb2.MarkIncompleteRequest(), timeout=30, wait_for_ready=True
+                )
             except grpc.aio.AioRpcError as error:
                 self.failed.append(error)
                 await asyncio.sleep(0.01)
