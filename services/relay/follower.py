@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from hearth.history.v1 import history_pb2
 from hearth.relay.v1 import bus_pb2
+from hearth.types.v1 import session_pb2
 from services.chassis.clock import Clock
 from services.chassis.errors import HearthError, Unavailable, dependency_unavailable
 from services.chassis.tasks import Tasks
@@ -73,6 +74,7 @@ class Follower:
         "_channel",
         "_early",
         "_fetching",
+        "_further",
         "_key",
         "_loads",
         "_open",
@@ -126,6 +128,8 @@ class Follower:
         self._open = False
         self._opening: asyncio.Task[HearthError | None] | None = None
         self._fetching: asyncio.Task[None] | None = None
+        # Set when a fetch has handed on a page, or is over.
+        self._further = asyncio.Event()
 
     @property
     def active(self) -> bool:
@@ -153,12 +157,19 @@ class Follower:
         asked = self.place
         head = await self._parts.heads.of(self._key)
         self.compare(head, asked)
-        if self._fetching is not None:
-            await asyncio.wait([self._fetching])
+        # Not for the end of the fetch: with a writer that is fast enough it has none.
+        while self._fetching is not None and self._behind(head.head):
+            self._further.clear()
+            await self._further.wait()
         if not self._open:
             await self.open()
-        elif self.place.sequence < head.head.sequence:
+        elif self._behind(head.head):
             raise dependency_unavailable("history")
+
+    def _behind(self, head: session_pb2.Cursor) -> bool:
+        """Whether this is the log of `head`, and not followed as far yet."""
+        same = self.place.log_id in ("", head.log_id)
+        return self._open and same and self.place.sequence < head.sequence
 
     def close(self) -> None:
         """Follow nothing any more."""
@@ -168,6 +179,7 @@ class Follower:
         for task in (self._opening, self._fetching):
             if task is not None:
                 task.cancel()
+        self._further.set()
 
     async def read_kept(self) -> Kept | None:
         """The frames kept of the session; None when nothing is kept or the bus does not answer."""
@@ -379,6 +391,7 @@ class Follower:
                     return
                 if not page.events:
                     self._wanted = self.place.sequence
+                self._further.set()
         except Unavailable:
             self._parts.suspect()
         except HearthError as refusal:
@@ -386,6 +399,7 @@ class Follower:
         finally:
             if self._fetching is asyncio.current_task():
                 self._fetching = None
+            self._further.set()
 
     def compare(self, head: history_pb2.Head, asked: Place) -> None:
         """Take history's word of the head, which was asked for when `asked` was the newest event here."""
@@ -412,6 +426,7 @@ class Follower:
             # What it reads follows an event that is gone.
             self._fetching.cancel()
         self._fetching = None
+        self._further.set()
         self._waiting.clear()
         self._unsure = None
         self._broken()
