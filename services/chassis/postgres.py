@@ -29,13 +29,13 @@ _RETRY_SECONDS = 0.5
 _CLOSE_SECONDS = 3.0
 _NAME = re.compile(r"^--\s*name:\s*(\w+)\s*$")
 
-# What asyncpg raises while Postgres is not there yet, or is starting or stopping.
+# What asyncpg raises while Postgres is not there yet, is starting or stopping, or lacks what a connection takes.
 CONNECT_ERRORS: tuple[type[Exception], ...] = (
     OSError,
     TimeoutError,
     asyncpg.PostgresConnectionError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.TooManyConnectionsError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
     asyncpg.InterfaceError,
 )
 
@@ -130,7 +130,9 @@ class Pool(_Pool):
         self._acquire_timeout = acquire_timeout
 
     def acquire(self, *, timeout: float | None = None) -> _Acquired:
-        """A connection, for `async with`. Raises `Unavailable` when none gets free within `timeout` seconds."""
+        """A connection, for `async with`. Raises `Unavailable` when none gets free within `timeout` seconds, and when
+        Postgres cannot be reached or takes none.
+        """
         return _Acquired(self, self._acquire_timeout if timeout is None else timeout)
 
     async def __aexit__(self, *exc: Any) -> None:
@@ -154,6 +156,11 @@ class _Acquired(_PoolAcquireContext):
             return await super().__aenter__()
         except TimeoutError:
             raise _no_connection() from None
+        except OSError as error:
+            # Here it can only be a failed connect, whatever it is: a name that does not resolve, a host without a
+            # route, several addresses of which none answers, a socket that is gone.
+            logger.warning("Postgres cannot be reached", extra={"cause": f"{type(error).__name__}: {error}"})
+            raise dependency_unavailable("Postgres") from error
         except asyncpg.PostgresError as error:
             # Whatever it says, it refuses a connection, not a statement: a start-up, a failover, a changed password.
             logger.warning("Postgres refuses a connection", extra={"sqlstate": error.sqlstate})

@@ -58,7 +58,7 @@ class Workers:
         while True:
             try:
                 connection = await asyncpg.connect(self._dsn.reveal(), timeout=_CHECK_SECONDS)
-            except CONNECT_ERRORS as error:
+            except _LOST as error:
                 logger.warning("no connection for the lock of this process", extra={"cause": type(error).__name__})
                 await self._clock.sleep(_RETRY_SECONDS)
                 continue

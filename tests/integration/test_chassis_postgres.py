@@ -17,6 +17,7 @@ from services.chassis.errors import Unavailable, as_hearth_error
 from services.chassis.migrations import current_revision, known_revisions, migrate
 from services.chassis.postgres import Pool, create_pool
 from services.chassis.settings import PostgresSettings, StartupError
+from services.chassis.tasks import Tasks
 
 SAMPLE = "tests.support.sample"
 OpenPool = Callable[..., Any]
@@ -62,6 +63,51 @@ async def test_no_free_connection_is_unavailable(open_pool: OpenPool) -> None:
             with pytest.raises(Unavailable):
                 await pool.fetchval("SELECT 1")
         assert await pool.fetchval("SELECT 1") == 1
+
+
+@pytest.fixture(params=["postgresql://u@postgres.invalid/d", "postgresql://u@/d?host=/nowhere"])
+async def unreachable(request: pytest.FixtureRequest) -> AsyncIterator[Pool]:
+    """A pool whose server no connect reaches: its name does not resolve, its socket is not there."""
+    async with Pool(
+        request.param,
+        acquire_timeout=10.0,
+        min_size=0,
+        max_size=1,
+        max_queries=1,
+        max_inactive_connection_lifetime=0.0,
+        setup=None,
+        init=None,
+        connect=None,
+        reset=None,
+        loop=None,
+        connection_class=asyncpg.Connection,
+        record_class=asyncpg.Record,
+    ) as pool:
+        yield pool
+
+
+async def test_a_server_that_cannot_be_reached_is_unavailable(unreachable: Pool) -> None:
+    with pytest.raises(Unavailable) as caught:
+        async with unreachable.acquire():
+            pass
+    assert caught.value.metadata["dependency"] == "Postgres"
+    with pytest.raises(Unavailable):
+        await unreachable.fetchval("SELECT 1")
+
+
+async def test_background_work_outlasts_a_server_that_cannot_be_reached(unreachable: Pool) -> None:
+    tasks = Tasks(pytest.fail)
+    rounds: asyncio.Queue[None] = asyncio.Queue()
+
+    async def work() -> None:
+        rounds.put_nowait(None)
+        await unreachable.ping()
+
+    repeating = tasks.repeat("sweep", work, every=0.001)
+    for _ in range(3):
+        await asyncio.wait([repeating, waiting := asyncio.ensure_future(rounds.get())], return_when="FIRST_COMPLETED")
+        assert waiting.done()
+    await tasks.stop()
 
 
 async def test_a_cancelled_command_drops_its_connection(open_pool: OpenPool) -> None:

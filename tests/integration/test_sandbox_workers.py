@@ -30,6 +30,7 @@ from tests.support.processes import MARKER as RUN_MARKER
 from tests.support.processes import marker
 from tests.support.sandbox_parts import Replica, clear, holder, replica
 from tests.support.sandboxes import left_below, members, new_id, until
+from tests.support.servers import with_database
 
 GONE_AFTER = 0.3
 HOUR: dict[str, Any] = {"create_deadline": 3600.0, "start_deadline": 3600.0, "worker_gone": GONE_AFTER}
@@ -110,6 +111,34 @@ async def test_a_process_that_lives_keeps_its_work_also_when_its_connection_is_c
         busy.switches.hold_after["create"].set()
         assert (await acquiring).how is How.CREATED  # type: ignore[attr-defined]
     await clear(root)
+
+
+async def test_a_process_outlasts_a_server_that_takes_no_connection(
+    migrated_dsn: str, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with replica(migrated_dsn, root):
+        watching = await asyncpg.connect(migrated_dsn)
+        name = await watching.fetchval("SELECT current_database()")
+        holders = (
+            "FROM pg_locks WHERE locktype = 'advisory'"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        elsewhere = await asyncpg.connect(with_database(migrated_dsn, "postgres"))
+        await elsewhere.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        assert await watching.fetchval(f"SELECT count(pg_terminate_backend(pid)) {holders}") == 1
+
+        async def refused() -> bool:
+            return "no connection for the lock of this process" in caplog.text
+
+        async def held_again() -> bool:
+            return bool(await watching.fetchval(f"SELECT count(*) = 1 {holders}"))
+
+        await until(refused)
+        assert not await held_again()
+        await elsewhere.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+        await until(held_again)
+        await elsewhere.close()
+        await watching.close()
 
 
 async def test_one_that_was_taken_for_dead_and_finishes_first_keeps_its_work(migrated_dsn: str, root: Path) -> None:
