@@ -294,21 +294,22 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> HearthError:
     )
 
 
+# A server, or a connection to it, that is not able to work now. The broad classes are meant whole: a lack of memory,
+# disk or connections; whatever an operator or a timeout of the server ends; trouble of its system.
 _POSTGRES_AWAY: tuple[type[Exception], ...] = (
     asyncpg.PostgresConnectionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.PostgresSystemError,
     # A command on a connection to which the server has said goodbye, before its end was seen.
     asyncpg.InternalClientError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
-    asyncpg.QueryCanceledError,
-    asyncpg.LockNotAvailableError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.TransactionTimeoutError,
     asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.LockNotAvailableError,
     asyncpg.InvalidCachedStatementError,
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
-    asyncpg.DiskFullError,
 )
 _VALKEY_AWAY = ("ConnectionError", "TimeoutError", "BusyLoadingError", "ReadOnlyError", "OutOfMemoryError")
 # What a call to another service may fail with while that service is restarting: a server that refuses a storm of new

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
-from services.chassis.errors import HearthError, as_hearth_error, dependency_unavailable, internal
+from services.chassis.errors import HearthError, as_hearth_error, internal
 from services.chassis.postgres import Connection, Pool, Queries
 from services.history.ledger import Draft, Ending, Execution, LogState, Stored, Writes
 from services.history.validate import Key
@@ -32,9 +32,8 @@ PLANNER = {
     "default_transaction_isolation": "read committed",
 }
 
-# SQLSTATE classes: data that does not fit its type or a constraint, or is too big; a server that is not able to work.
+# SQLSTATE classes: data that does not fit its type or a constraint, or is too big.
 _DATA = ("22", "23", "54")
-_AWAY = ("08", "25", "53", "57", "58")
 
 
 def refuses_data(error: Exception) -> bool:
@@ -46,9 +45,6 @@ def refuses_data(error: Exception) -> bool:
 
 def failure_of(error: Exception) -> HearthError:
     """What the callers of a failed group are told."""
-    if isinstance(error, asyncpg.PostgresError) and (error.sqlstate or "").startswith(_AWAY):
-        logger.warning("Postgres cannot work", extra={"sqlstate": error.sqlstate})
-        return dependency_unavailable("Postgres")
     found = as_hearth_error(error)
     if found is None:
         logger.error("a commit failed by a defect", exc_info=error)

@@ -144,6 +144,29 @@ def test_a_dependency_that_is_away_is_worth_a_retry(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
+    "state",
+    [
+        *("08000", "08001", "08003", "08004", "08006", "08007", "08P01"),
+        *("53000", "53100", "53200", "53300", "53400"),
+        *("57000", "57014", "57P01", "57P02", "57P03", "57P04", "57P05"),
+        *("58000", "58030", "58P01", "58P02"),
+        *("25006", "25P03", "25P04", "40001", "40P01", "55P03"),
+    ],
+)
+def test_a_server_that_is_not_able_to_work_now_is_worth_a_retry(state: str) -> None:
+    error = asyncpg.PostgresError.new({"C": state, "M": "x"})
+    assert error.sqlstate == state
+    seen = as_hearth_error(error)
+    assert isinstance(seen, errors.Unavailable)
+    assert seen.metadata == {"dependency": "Postgres"}
+
+
+@pytest.mark.parametrize("state", ["25P02", "42P01", "XX000", "XX001"])
+def test_a_server_that_finds_something_broken_is_a_defect(state: str) -> None:
+    assert as_hearth_error(asyncpg.PostgresError.new({"C": state, "M": "x"})) is None
+
+
+@pytest.mark.parametrize(
     "error",
     [
         ValueError("x"),
