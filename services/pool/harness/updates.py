@@ -7,13 +7,13 @@ in the port becomes an `OtherUpdate`.
 from __future__ import annotations
 
 import base64
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from hearth.types.v1 import content_pb2
+from services.pool.harness.differences import MAX_STEPS, difference
 from services.pool.harness.port import (
     OtherUpdate,
     PermissionAsked,
@@ -34,8 +34,6 @@ CONTEXT_URI = "hearth:context"
 # In the text of a dialog of Pi: the tool call that it is about. And how the ids of dialogs begin.
 ASKED_CALL = "hearth.dev/tool_call"
 _DIALOG = "pi-ui-"
-# A difference of larger texts costs more than it shows.
-_DIFF_CHARACTERS = 64 * 1024
 
 
 def read_update(update: object) -> Update | None:
@@ -196,7 +194,9 @@ def _output(update: Json) -> str | None:
     if "terminal_info" in _object(update, "_meta"):
         return None
     if isinstance(content, list) and content:
-        return "\n".join(text for part in content if (text := _content_text(part)))
+        # One message holds any number of edits.
+        steps = MAX_STEPS // len(content)
+        return "\n".join(text for part in content if (text := _content_text(part, steps)))
     raw = update.get("rawOutput")
     if raw is None:
         return None
@@ -207,12 +207,13 @@ def _output(update: Json) -> str | None:
     return to_json(raw)
 
 
-def _content_text(part: object) -> str:
+def _content_text(part: object, steps: int) -> str:
     match part:
         case {"type": "content", "content": {"type": str(kind)} as content}:
             return clean(_block_text(kind, content))
         case {"type": "diff", "path": str(path), **rest}:
-            return clean(_difference(path, rest.get("oldText"), rest.get("newText")))
+            before, after = (text if isinstance(text, str) else "" for text in map(rest.get, ("oldText", "newText")))
+            return clean(difference(path, before, after, steps=steps))
         case {"type": "terminal", "terminalId": str(terminal)}:
             return clean(f"[terminal {terminal}]")
     return ""
@@ -227,14 +228,6 @@ def _block_text(kind: str, content: Json) -> str:
         case {"resource": {"text": str(text)}}:
             return text
     return f"[{kind}]"
-
-
-def _difference(path: str, old: object, new: object) -> str:
-    before, after = (text if isinstance(text, str) else "" for text in (old, new))
-    if len(before) + len(after) > _DIFF_CHARACTERS:
-        return f"{path}: {len(before)} characters replaced by {len(after)}"
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), path, path, lineterm="")
-    return "\n".join(lines)
 
 
 def _step(entry: Json) -> tuple[str, str, str]:
