@@ -47,7 +47,7 @@ KEPT_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What all sessions of a process share. `suspect` is called when history did not answer."""
+    """What all sessions of a process share. `suspect` is called when history did not answer for a session."""
 
     log: Log
     heads: Gathered[Key, history_pb2.Head]
@@ -59,7 +59,7 @@ class Parts:
     clock: Clock
     settings: RelaySettings
     metrics: Metrics
-    suspect: Callable[[], None]
+    suspect: Callable[[Key], None]
 
 
 class Follower:
@@ -318,7 +318,7 @@ class Follower:
         except HearthError:
             # What was held is lost; the next frame tells so, and asks again.
             self._unsure = None
-            self._parts.suspect()
+            self._parts.suspect(self._key)
 
     def _sure(self) -> None:
         """It is known what the events cover: hand on the frames that were held for that."""
@@ -387,13 +387,13 @@ class Follower:
                 page = await self._parts.log.page(self._key, self.place)
                 if not all(map(self._event, page.events)):
                     logger.error("history returned a hole", extra={"session": self._key[1], **self.place.metadata()})
-                    self._parts.suspect()
+                    self._parts.suspect(self._key)
                     return
                 if not page.events:
                     self._wanted = self.place.sequence
                 self._further.set()
         except Unavailable:
-            self._parts.suspect()
+            self._parts.suspect(self._key)
         except HearthError as refusal:
             self._replaced(refusal.reason)
         finally:

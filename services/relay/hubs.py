@@ -82,7 +82,10 @@ class Hubs:
         )
         self._hubs: dict[Key, Hub] = {}
         self._readers: dict[Reading, Hub] = {}
+        # A comparison of heads is due at once, and whether it is one of all sessions. When the last one began.
         self._hurry = asyncio.Event()
+        self._everybody = False
+        self._compared_at = float("-inf")
         self.draining = False
         surroundings.on_change = self._wake_all
         bus.on_change = self._bus_changed
@@ -137,6 +140,7 @@ class Hubs:
     def _bus_changed(self) -> None:
         """The connection of the bus was lost, or is back."""
         self._surroundings.note("bus", there=self._bus.connected)
+        self._everybody = True
         self._hurry.set()
         if self._bus.connected:
             self._tasks.start("relay heal", self._heal(list(self._hubs.values())), critical=False)
@@ -150,9 +154,16 @@ class Hubs:
 
         await asyncio.gather(*(heal(hub) for hub in hubs))
 
-    def suspect(self) -> None:
-        """A read of the history failed: find out whether it is that session or all of it."""
-        self._hurry.set()
+    def suspect(self, key: Key) -> None:
+        """A read of the history of a session failed: find out whether it is that session or all of it.
+
+        At once, unless that was asked just now: what cannot be read in one session is asked for again in its turn.
+        """
+        hub = self._hubs.get(key)
+        if hub is not None:
+            hub.check_at = float("-inf")
+        if self._clock.monotonic() - self._compared_at >= self._settings.relay_heads_every:
+            self._hurry.set()
 
     def _wake_all(self) -> None:
         for reader in self._readers:
@@ -180,12 +191,13 @@ class Hubs:
                     await self._hurry.wait()
             except TimeoutError:
                 pass
-            everybody = self._hurry.is_set() or bool(self._surroundings.away)
+            everybody = self._everybody or bool(self._surroundings.away)
+            self._everybody = False
             self._hurry.clear()
             await self._compare(everybody=everybody)
 
     async def _compare(self, *, everybody: bool) -> None:
-        now = self._clock.monotonic()
+        now = self._compared_at = self._clock.monotonic()
         due = [hub for hub in self._hubs.values() if everybody or hub.active or hub.check_at <= now]
         for start in range(0, len(due), HEADS_MAX):
             chunk = due[start : start + HEADS_MAX]

@@ -246,7 +246,7 @@ class Reader:
         except Unavailable:
             # The stream stays; it is tried again when time passes.
             self._lost = True
-            self._hubs.suspect()
+            self._hubs.suspect(self._wish.key)
             await self._idle()
             return
         self._lost = False

@@ -93,7 +93,7 @@ async def follower(writer: Writer, came: asyncio.Queue[object]) -> AsyncIterator
         tasks=tasks,
         clock=SystemClock(),
         settings=RelaySettings.model_construct(),
-        suspect=lambda: None,
+        suspect=lambda _: None,
     )
     found = Follower(_KEY, cast("Parts", parts), came=came.put_nowait, broken=lambda: None, readers=list[Any])
     await found.open()
