@@ -41,7 +41,7 @@ VALKEY_PASSWORD={valkey}
 HEARTH_SECRET_KEY={key}
 
 # What the services show each other, and what you show them (`export HEARTH_TOKEN=...` for the hearth program).
-# Their hashes are in deploy/tokens.json.
+# Their hashes are in deploy/auth/tokens.json.
 HEARTH_SERVICE_TOKEN={service}
 HEARTH_OPERATOR_TOKEN={operator}
 """
@@ -74,8 +74,10 @@ def init(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make the secrets of a deployment: `.env` and `deploy/tokens.json`. Never replaces one that is there."""
-    env, tokens, certificates = directory / ".env", directory / "deploy" / "tokens.json", directory / "deploy" / "tls"
+    """Make the secrets of a deployment: `.env` and `deploy/auth/tokens.json`. Never replaces one that is there."""
+    env, deploy = directory / ".env", directory / "deploy"
+    # A directory of its own, which is mounted whole: a container sees no new version of a file that is mounted alone.
+    tokens, certificates = deploy / "auth" / "tokens.json", deploy / "tls"
     if renew_tls:
         _certify(certificates)
         if as_json:
@@ -99,10 +101,10 @@ def init(
     )
     if tls or mtls:
         text += _TLS.format(clients="required" if mtls else "")
-    tokens.parent.mkdir(parents=True, exist_ok=True)
     if tls or mtls:
         _certify(certificates)
     # The user of a container is another one than you, and must be able to read the hashes. They tell nobody the tokens.
+    _open_directory(tokens.parent)
     write_whole(tokens, (json.dumps(entries, indent=2) + "\n").encode(), 0o644)
     write_whole(env, text.encode(), 0o600)
     if as_json:
@@ -116,6 +118,12 @@ def init(
                 f"  export HEARTH_TLS_{name}_FILE={certificates / 'operator' / file}.pem", soft_wrap=True, markup=False
             )
     out.print("Next: docker compose up --build --wait")
+
+
+def _open_directory(path: Path) -> None:
+    """One that the user of a container can enter, whatever the umask of whoever calls this."""
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o755)
 
 
 def _hash(token: str) -> str:
@@ -144,7 +152,7 @@ def _certify(directory: Path) -> None:
     for name in (*NAMES, "operator"):
         # One directory for each, so that a container sees no key but its own, and sees a new one when it is there.
         own = directory / name
-        own.mkdir(mode=0o755, exist_ok=True)
+        _open_directory(own)
         hosts = () if name == "operator" else (name, *_HOSTS)
         pair = authority.issue(f"hearth {name}", hosts, now, VALID)
         write_whole(own / "ca.pem", authority.certificate, 0o644)

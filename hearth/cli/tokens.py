@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import json as formats
-import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from rich.markup import escape
 
 from hearth.cli.output import Exit, fail, out, print_json
 from hearth.cli.stack import Json
+from hearth.files import write_whole
 from services.chassis.scopes import SCOPE_NAMES
 from services.chassis.settings import StartupError
 
@@ -141,12 +141,5 @@ def _changing(file: Path) -> Iterator[dict[str, dict[str, Any]]]:
         fcntl.flock(held, fcntl.LOCK_EX)
         entries = _read(file)
         yield entries
-        draft = file.with_name(f".{file.name}.new")
         mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
-        draft.unlink(missing_ok=True)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "w") as written:
-            written.write(formats.dumps(entries, indent=2) + "\n")
-            written.flush()
-            os.fsync(written.fileno())
-        draft.replace(file)
+        write_whole(file, (formats.dumps(entries, indent=2) + "\n").encode(), mode)

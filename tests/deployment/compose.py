@@ -19,7 +19,7 @@ SERVICES = ("history", "sandbox", "relay", "pool")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One of the file. `files` are paths in the container: secrets and volumes, each with where it comes from."""
+    """One of the file. `files` are paths in the container: its volumes, each with where it comes from."""
 
     name: str
     image: str
@@ -42,7 +42,7 @@ def read(environment_file: Path, changes: Mapping[str, str] | None = None) -> di
     whole = expanded(YAML(typ="safe").load(FILE.read_text()), values)
     profiles = set(values.get("COMPOSE_PROFILES", "").split(","))
     return {
-        name: _service(name, raw, whole)
+        name: _service(name, raw)
         for name, raw in whole["services"].items()
         if not raw.get("profiles") or profiles & set(raw["profiles"])
     }
@@ -69,8 +69,8 @@ def expanded(part: Any, values: Mapping[str, str]) -> Any:
     return expandvars.expand(part, environ=values) if isinstance(part, str) else part
 
 
-def _service(name: str, raw: Mapping[str, Any], whole: Mapping[str, Any]) -> Service:
-    files = {f"/run/secrets/{secret}": whole["secrets"][secret]["file"] for secret in raw.get("secrets", [])}
+def _service(name: str, raw: Mapping[str, Any]) -> Service:
+    files = {}
     for volume in raw.get("volumes", []):
         source, target, *_ = volume.split(":")
         files[target] = source

@@ -55,6 +55,16 @@ def test_every_file_that_it_mounts_is_there(deployment: Path) -> None:
                 assert (ROOT / outside).exists() or (deployment / outside).exists(), f"{service.name}: {inside}"
 
 
+def test_files_that_are_read_again_lie_in_directories_that_are_mounted(deployment: Path) -> None:
+    """A new version is another file of the same name: where the first was mounted alone, a container sees no other."""
+    for name in SERVICES:
+        service = compose.read(deployment / ".env", {"HEARTH_TLS_DIRECTORY": "./deploy/tls"})[name]
+        found = [Path(value) for key, value in service.environment.items() if key.endswith("_FILE") and value]
+        assert len(found) == 4
+        for file in found:
+            assert str(file.parent) in service.files, f"{name}: {file}"
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_variable_is_a_setting(name: str, deployment: Path) -> None:
     known = {"OTEL_EXPORTER_OTLP_ENDPOINT", *(f"HEARTH_{field.upper()}" for field in SETTINGS[name].model_fields)}

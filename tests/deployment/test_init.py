@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from cryptography import x509
@@ -37,6 +38,21 @@ async def test_secrets_are_made_once_and_are_for_their_owner(tmp_path: Path) -> 
     assert again.code == 2
     assert "is there already" in again.stderr
     assert (env.read_text(), tokens.read_text()) == before
+
+
+async def test_the_user_of_a_container_can_read_what_is_for_it_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        made = (await Hearth(tmp_path).run("init", str(tmp_path), "--tls", "--json")).json()
+        tokens, certificates = Path(made["tokens"]), Path(made["tls"])
+        adding = ("tokens", "add", "backend", "--file", str(tokens), "--project", "shop", "--scope", "read")
+        assert (await Hearth(tmp_path).run(*adding)).code == 0
+    finally:
+        os.umask(before)
+    for directory in (tokens.parent, certificates / "pool"):
+        assert directory.stat().st_mode & 0o777 == 0o755
+        for file in directory.glob("*.*"):
+            assert file.name.startswith(".") or file.stat().st_mode & 0o777 == 0o644, file
 
 
 async def test_two_deployments_share_nothing(tmp_path: Path) -> None:
