@@ -19,7 +19,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import grpc.aio
 import psutil
@@ -45,6 +45,7 @@ STOP_SECONDS = 35.0
 STRAY_SECONDS = 3.0
 
 Say = Callable[[str], None]
+_T = TypeVar("_T")
 
 
 class StackError(Exception):
@@ -227,8 +228,8 @@ class Stack:
                     record.valkey_url = given
             elif name not in record.processes:
                 say(f"starting {name}")
-                running = await asyncio.to_thread(self._stores()[name].start_detached)
                 started.append(name)
+                running = await _to_its_end(self._stores()[name].start_detached)
                 record.processes[name] = ProcessRecord.of(name, running.pid, f"127.0.0.1:{running.port}")
                 if name == "postgres":
                     record.postgres_dsn = Secret(running.url)
@@ -283,7 +284,8 @@ class Stack:
             agents |= {agent: {"command": command} for agent, command in record.agents.items()}
             environment["HEARTH_AGENTS"] = json.dumps(agents)
         environment.update(self.options.environment)
-        command = [sys.executable, "-m", f"services.{service}"]
+        # Without the directory that this is called in among what is imported: somebody's own `services` may be there.
+        command = [sys.executable, "-P", "-m", f"services.{service}"]
         pid = daemons.spawn(command, log=self.log_path(name), cwd=Path.cwd(), env=environment)
         return pid, address_file
 
@@ -363,6 +365,18 @@ class Stack:
             except BlockingIOError:
                 raise StackError(f"another hearth command works on {self.root}; wait for it to end") from None
             yield
+
+
+async def _to_its_end(work: Callable[[], _T]) -> _T:
+    """What `work` gives, done in a thread; whoever is cancelled meanwhile goes on when it is over, and can undo it."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        # Nobody wants to know what became of it.
+        task.exception()
+        raise
 
 
 def _content(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.cli import Hearth
+from hearth.embedded.postgres import EmbeddedPostgres
+from tests.support.cli import PROGRAM, Hearth
+from tests.support.waiting import eventually
 
 
 def processes_of(root: Path) -> list[psutil.Process]:
@@ -84,6 +87,32 @@ async def test_a_stack_killed_as_a_whole_leaves_nothing_for_the_next_one(scratch
     finally:
         assert (await hearth.run("down")).code == 0
     assert processes_of(hearth.root) == []
+
+
+async def test_what_up_has_started_when_it_is_interrupted_is_stopped(scratch: Path) -> None:
+    hearth = Hearth(scratch / ".hearth")
+    postgres = EmbeddedPostgres(hearth.root / "postgres")
+    process = await asyncio.create_subprocess_exec(
+        PROGRAM, "up", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, env=hearth.environment
+    )
+    # It is being started, and does not answer yet.
+    await eventually(postgres.directory.exists, timeout=60)
+    process.send_signal(signal.SIGINT)
+    async with asyncio.timeout(60):
+        assert await process.wait() == 130
+    assert postgres.find() is None
+    assert (await hearth.run("down", "--json")).json() == {"stopped": False}
+
+
+@pytest.mark.timeout(240)
+async def test_packages_of_the_directory_that_up_is_called_in_are_left_alone(scratch: Path) -> None:
+    (scratch / "services").mkdir()
+    (scratch / "services" / "__init__.py").write_text("raise AssertionError('somebody else imports this')\n")
+    hearth = Hearth(scratch / ".hearth", directory=scratch)
+    try:
+        assert (await hearth.up()).json()["started"]
+    finally:
+        assert (await hearth.run("down")).code == 0
 
 
 async def test_a_call_without_a_stack_says_what_to_do(tmp_path: Path) -> None:

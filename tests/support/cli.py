@@ -66,10 +66,13 @@ class Following:
 
 
 class Hearth:
-    """The program against one stack, which lives below `root`."""
+    """The program against one stack, which lives below `root`; called in `directory`."""
 
-    def __init__(self, root: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, root: Path, environment: Mapping[str, str] | None = None, *, directory: Path | None = None
+    ) -> None:
         self.root = root
+        self.directory = directory
         # By the marker the end of the test run finds what `hearth down` left, sandboxes included.
         own = {processes.MARKER: processes.marker(), "HEARTH_LOCAL_INHERIT": processes.MARKER}
         self.environment = {
@@ -89,6 +92,7 @@ class Hearth:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=self.environment,
+            cwd=self.directory,
         )
         try:
             async with asyncio.timeout(seconds):
