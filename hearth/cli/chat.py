@@ -37,6 +37,8 @@ Attach = Annotated[
 Credential = Annotated[
     list[str], typer.Option(help="NAME=VARIABLE: a stored credential that the agent gets; may be repeated")
 ]
+# The namespace of the request ids of files.
+_UPLOADS = uuid.UUID("5a1f7b0e-8d0c-4a55-9f43-0b1b6c1f5c7d")
 # Between looks at a turn that has ended and is not settled yet.
 SETTLE_SECONDS = 0.1
 YOU = "[bold cyan]you[/bold cyan]   "
@@ -85,14 +87,19 @@ async def _chat(
         await _Chat(client, key, spec, files, root, json=json).run()
 
 
-async def attached(client: Client, key: session_pb2.SessionKey, files: Sequence[Path]) -> list[content_pb2.ContentPart]:
-    """Files of this machine as parts of a message."""
+async def attached(
+    client: Client, key: session_pb2.SessionKey, files: Sequence[Path], request_id: str = ""
+) -> list[content_pb2.ContentPart]:
+    """Files of this machine as parts of a message; one that is sent again under its `request_id` is the same then."""
     parts = []
-    for file in files:
+    for number, file in enumerate(files):
+        own = str(uuid.uuid5(_UPLOADS, f"{request_id} {number}")) if request_id else ""
         kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
         data = await asyncio.to_thread(file.read_bytes)
         parts.append(
-            content_pb2.ContentPart(attachment=await client.attach(key, data, name=file.name, media_type=kind))
+            content_pb2.ContentPart(
+                attachment=await client.attach(key, data, name=file.name, media_type=kind, request_id=own)
+            )
         )
     return parts
 

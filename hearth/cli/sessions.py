@@ -57,8 +57,8 @@ def send(
     async def work() -> int:
         key = session_key(project, session)
         async with connected(root) as client:
-            head = (await client.head(key)).head if wait else None
-            content = [*text_content(text), *await attached(client, key, attach)]
+            head = await client.head(key) if wait else None
+            content = [*text_content(text), *await attached(client, key, attach, request_id)]
             with tracing.sending(root, "send"):
                 answer = await client.send(
                     key,
@@ -73,12 +73,29 @@ def send(
                 _print_answer(answer.WhichOneof("result") or "", as_dict(answer))
             if head is None:
                 return Exit.OK
+            if answer.HasField("removed"):
+                return Exit.FAILED
             result = getattr(answer, answer.WhichOneof("result") or "started")
-            execution_id = answer.started.execution.execution_id
-            outcome = await follow_turn(client, key, execution_id, after=head, input_id=result.input_id, quiet=json)
+            outcome = await follow_turn(
+                client,
+                key,
+                answer.started.execution.execution_id,
+                # What is sent again may have begun long ago.
+                after=session_pb2.Cursor(sequence=max(0, head.oldest - 1)) if request_id else head.head,
+                input_id=result.input_id,
+                over=_outcome(answer.started.execution),
+                quiet=json,
+            )
             return Exit.OK if outcome in ("completed", "paused") else Exit.FAILED
 
     raise typer.Exit(run(work()))
+
+
+def _outcome(execution: control_pb2.Execution) -> str:
+    """How it ended, as `completed`; empty when it has not."""
+    if execution.state != control_pb2.EXECUTION_STATE_TERMINAL:
+        return ""
+    return control_pb2.ExecutionOutcome.Name(execution.outcome).removeprefix("EXECUTION_OUTCOME_").lower()
 
 
 def watch(
