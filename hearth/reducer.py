@@ -46,6 +46,8 @@ class Transcript:
     ready: bool = False
     incomplete: bool = False
     _by_entity: dict[str, Entry] = dataclasses.field(default_factory=dict)
+    # Index of the last frame before which some are missing of what is shown here; -2 for none.
+    _lost: int = -2
 
     def apply(self, item: relay_pb2.Item) -> Entry | None:
         """Take one item in order; gives the entry that changed, if one did."""
@@ -55,6 +57,7 @@ class Transcript:
             case "frame":
                 return self._frame(item.frame.frame)
             case "gap":
+                self._lost = item.gap.to
                 for entry in self.entries:
                     if not entry.final:
                         entry.broken = True
@@ -113,6 +116,17 @@ class Transcript:
                 self.waiting.pop(event.input_removed.input_id, None)
 
     def _frame(self, frame: frame_pb2.Frame) -> Entry | None:
+        known = frame.entity_id in self._by_entity
+        entry = self._piece(frame)
+        if frame.frame_index == self._lost + 1:
+            if entry is None:
+                self._lost = frame.frame_index
+            elif not known and not frame.HasField("tool_started"):
+                # What it began with may be in the gap.
+                entry.broken = True
+        return entry
+
+    def _piece(self, frame: frame_pb2.Frame) -> Entry | None:
         body = frame.WhichOneof("body")
         if body in ("text_delta", "thought_delta"):
             entry = self._entry(frame.entity_id, "agent" if body == "text_delta" else "thought")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import json
+import os
 import sys
 from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
@@ -67,10 +67,14 @@ def fail(message: str, code: Exit = Exit.FAILED) -> NoReturn:
 
 
 def print_json(content: object) -> None:
-    """One JSON object on one line of stdout, flushed."""
-    with contextlib.suppress(BrokenPipeError):
+    """One JSON object on one line of stdout, flushed. Ends the program when nobody reads them any more."""
+    try:
         sys.stdout.write(json.dumps(content, separators=(",", ":"), ensure_ascii=False) + "\n")
         sys.stdout.flush()
+    except BrokenPipeError:
+        # What is buffered still would be written at the end, and told of there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(Exit.FAILED)
 
 
 def as_dict(message: Message) -> dict[str, Any]:

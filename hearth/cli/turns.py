@@ -20,12 +20,14 @@ async def follow_turn(
     *,
     after: session_pb2.Cursor | None,
     input_id: str = "",
+    over: str = "",
     quiet: bool = False,
     json: bool = False,
 ) -> str:
     """Show one execution until it ends, `json`: each item as received; gives its outcome, as `completed`.
 
     Without an execution it is the one that runs `input_id`, once there is one; `removed` when that input was taken out.
+    `over` is the outcome of one that has ended, whose events the log may not hold any more.
     """
     view = Transcript()
     printer = Printer(quiet or json)
@@ -47,6 +49,8 @@ async def follow_turn(
         if is_ending(event.type) and event.execution_id == execution_id:
             printer.end(event)
             return event.type.removeprefix("execution.")
+        if over and item.HasField("ready"):
+            return over
     raise AssertionError("a watch ends only when it is left")
 
 
@@ -55,7 +59,7 @@ class Printer:
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
-        self._printed: dict[str, int] = {}
+        self._printed: dict[str, str] = {}
         self._current = ""
 
     def show(self, entry: Entry) -> None:
@@ -67,21 +71,27 @@ class Printer:
             begun = entry.entity_id in self._printed
             if begun and not (entry.final and entry.status != "succeeded"):
                 return
-            self._printed[entry.entity_id] = 0
+            self._printed[entry.entity_id] = ""
             self._begin(entry.entity_id, "")
             self._current = ""
             shown = f" [red]{escape(entry.status)}[/red]" if entry.final and entry.status != "succeeded" else ""
             out.print(f"[magenta]tool[/magenta]  {escape(entry.title)}{shown}")
             return
-        done = self._printed.get(entry.entity_id, 0)
-        fresh = entry.text[done:]
-        if not fresh or entry.broken:
+        if entry.broken:
+            return
+        done = self._printed.get(entry.entity_id, "")
+        if not entry.text.startswith(done):
+            # The complete message is another text than its pieces were: all of it, on a line of its own.
+            self._begin("", "")
+            done = ""
+        fresh = entry.text.removeprefix(done)
+        if not fresh:
             return
         label = "[bold green]agent[/bold green] " if entry.kind == "agent" else "[dim]think[/dim] "
         self._begin(entry.entity_id, label)
         style = "dim" if entry.kind == "thought" else ""
         out.print(escape(fresh), end="", style=style, soft_wrap=True)
-        self._printed[entry.entity_id] = len(entry.text)
+        self._printed[entry.entity_id] = entry.text
 
     def ask(self, request: event_pb2.InteractionRequested) -> None:
         """Something that the agent asks."""

@@ -66,6 +66,17 @@ def test_a_gap_marks_previews_as_broken_until_the_message_comes() -> None:
     assert broken.entries == [Entry("m", "agent", "Hello", status="end", final=True)]
 
 
+def test_a_preview_whose_beginning_may_be_in_a_gap_is_broken() -> None:
+    gap = relay_pb2.Item(gap=relay_pb2.Gap(execution_id="e1", epoch=1, to=3))
+    usage = frame(4, "e1", usage=frame_pb2.UsageUpdate())
+    behind = view(started(), gap, usage, delta(5, "m", "two."), delta(6, "m", "!"), delta(7, "n", "Whole"))
+    assert [(entry.text, entry.broken) for entry in behind.entries] == [("two.!", True), ("Whole", False)]
+    behind.apply(said("m", "Forty-two.!"))
+    assert not behind.entries[0].broken
+    tool = view(started(), gap, frame(4, "t", tool_started=frame_pb2.ToolStarted(name="shell")))
+    assert not tool.entries[0].broken
+
+
 def test_a_reset_throws_previews_away_and_keeps_messages() -> None:
     reset = relay_pb2.Item(reset=relay_pb2.Reset(execution_id="e1", epoch=2))
     assert shown(view(started(), said("a", "kept"), delta(0, "m", "lost"), reset)) == [("agent", "kept", True)]
