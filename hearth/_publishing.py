@@ -14,7 +14,7 @@ import grpc
 
 from hearth._pipeline import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, ProtocolViolation
 from hearth._wire import bytes_field, bytes_field_head, number_field
-from hearth.errors import CallError
+from hearth.errors import CallError, status_is_lost
 from hearth.relay.v1 import relay_pb2, relay_service_pb2
 from hearth.types.v1 import session_pb2
 
@@ -250,7 +250,7 @@ class FrameQueue:
             self._paused_until = now + min(FIRST_BACKOFF_SECONDS * 2**self._pauses, MAX_BACKOFF_SECONDS)
 
     def lost(self, error: CallError | None, now: float) -> None:
-        refused = error is not None and error.code in _REFUSED
+        refused = error is not None and error.code in _REFUSED and not status_is_lost(error)
         for _, _, batches in self._in_flight:
             for buffer, ended in batches:
                 if refused:

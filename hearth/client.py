@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -28,7 +29,7 @@ import grpc.aio
 
 from hearth.admin import Admin
 from hearth.channel import Token, certificate_name, kept, open_channel, tls_of, token_of
-from hearth.errors import answered, read_error
+from hearth.errors import CallError, answered, read_error, status_is_lost
 from hearth.history.v1 import history_pb2, history_service_pb2, history_service_pb2_grpc
 from hearth.paging import CALL_SECONDS, pages
 from hearth.pool.v1 import pool_service_pb2_grpc
@@ -43,6 +44,8 @@ from hearth.watch import RESUMABLE, Watch
 
 UPLOAD_SECONDS = 300.0
 CHUNK_BYTES = 512 * 1024
+# How often a file is sent of which gRPC loses why it was refused: about every tenth time that it is, while it is sent.
+_UPLOADS = 6
 
 
 def _address(service: str, usual: str) -> str:
@@ -200,8 +203,15 @@ class Client:
             for start in range(0, len(data), CHUNK_BYTES):
                 yield session_service_pb2.PutAttachmentRequest(chunk=data[start : start + CHUNK_BYTES])
 
-        answer = await answered(self.sessions.PutAttachment(requests(), timeout=UPLOAD_SECONDS))
-        return answer.attachment
+        for attempt in itertools.count(1):
+            try:
+                answer = await answered(self.sessions.PutAttachment(requests(), timeout=UPLOAD_SECONDS))
+            except CallError as error:
+                if attempt == _UPLOADS or not status_is_lost(error):
+                    raise
+            else:
+                return answer.attachment
+        raise AssertionError("counting has no end")
 
     async def stop(
         self, key: session_pb2.SessionKey, *, execution_id: str = "", seen_epoch: int = 0, request_id: str = ""

@@ -141,6 +141,9 @@ _CLASSES: dict[grpc.StatusCode, type[CallError]] = {
     grpc.StatusCode.UNIMPLEMENTED: Unimplemented,
 }
 
+# What gRPC tells of a call that the service ended while it was being written to. What the service said is lost.
+_STATUS_LOST = "Internal error from Core"
+
 # What fails a call: a stub raises the one, `hearth.Client` the other; `read_error` takes both.
 FAILED_CALLS = (grpc.aio.AioRpcError, CallError)
 
@@ -186,6 +189,11 @@ def read_error(error: grpc.aio.AioRpcError | CallError) -> CallError:
         resource=resource,
         details=tuple(further),
     )
+
+
+def status_is_lost(error: CallError) -> bool:
+    """Whether the call ended for a reason that gRPC lost on this side; made again, it tells the reason."""
+    return error.code is grpc.StatusCode.INTERNAL and error.message == _STATUS_LOST
 
 
 def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:

@@ -23,6 +23,8 @@ FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 5.0
 # Codes that say nothing about the request: the connection, the server or its proxy went away.
 RESUMABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL})
+# A limit of calls or streams, over which many readers get that come back at once.
+_LATER = "OVERLOADED"
 
 
 class Watch:
@@ -30,9 +32,9 @@ class Watch:
 
     `after` None starts at the beginning, `tail` at what comes from now on. After a reconnect the relay sends again what
     it has buffered of unfinished messages; an item `reset`, made here, comes first and voids the frames held so far.
-    Errors that a reconnect cannot heal (`CURSOR_AHEAD`, `LOG_REPLACED`, `CURSOR_EXPIRED`, rights) are raised as
-    `hearth.errors.CallError`. `token` tells the token that the stub would send now: a stream that ended because its
-    token did is opened anew if there is another one by then.
+    A service that has too much to do is asked again when it says. Errors that a reconnect cannot heal (`CURSOR_AHEAD`,
+    `LOG_REPLACED`, `CURSOR_EXPIRED`, rights) are raised as `hearth.errors.CallError`. `token` tells the token that the
+    stub would send now: a stream that ended because its token did is opened anew if there is another one by then.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Watch:
     async def __aiter__(self) -> AsyncGenerator[relay_pb2.Item]:
         backoff = FIRST_BACKOFF_SECONDS
         while True:
+            at_least = 0.0
             sent = self._token() if self._token is not None else Secret()
             call = self._stub.Subscribe(self._request())
             if self._held is not None:
@@ -76,12 +79,14 @@ class Watch:
                 pass
             except grpc.aio.AioRpcError as error:
                 renewed = error.code() is grpc.StatusCode.UNAUTHENTICATED and self._token and self._token() != sent
-                if error.code() not in RESUMABLE and not renewed:
-                    raise read_error(error) from error
+                told = read_error(error)
+                if error.code() not in RESUMABLE and told.reason != _LATER and not renewed:
+                    raise told from error
+                at_least = told.retry_after or 0.0
             finally:
                 call.cancel()
             self.reconnects += 1
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.5))  # noqa: S311 - spreads reconnects, guards nothing
+            await asyncio.sleep(at_least + backoff * random.uniform(0.5, 1.5))  # noqa: S311 - spreads reconnects
             backoff = min(backoff * 2, MAX_BACKOFF_SECONDS)
 
     def _advance(self, item: relay_pb2.Item) -> None:

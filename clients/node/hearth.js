@@ -17,6 +17,8 @@ const FIRST_BACKOFF_MS = 100;
 const MAX_BACKOFF_MS = 5_000;
 // Codes that say nothing about the request: the connection, the server or its proxy went away.
 const RESUMABLE = new Set([grpc.status.UNAVAILABLE, grpc.status.CANCELLED, grpc.status.INTERNAL]);
+// A limit of calls or streams, over which many readers get that come back at once: the reason, in the details of the status.
+const isOverloaded = (error) => (error.metadata?.get("grpc-status-details-bin") ?? []).some((it) => it.includes("OVERLOADED"));
 const CHANNEL = {
   "grpc.keepalive_time_ms": 30_000,
   "grpc.keepalive_timeout_ms": 10_000,
@@ -68,6 +70,7 @@ export class Client {
     let backoff = FIRST_BACKOFF_MS;
     for (let streams = 0; !signal?.aborted; streams += 1) {
       if (streams > 0) yield { item: "reset", reset: {}, reconnect: true };
+      const sent = this.currentToken();
       const call = this.relay.Subscribe({ session, after: cursor }, this.metadata());
       const cancel = () => call.cancel();
       signal?.addEventListener("abort", cancel, { once: true });
@@ -83,7 +86,8 @@ export class Client {
           }
         }
       } catch (error) {
-        if (!RESUMABLE.has(error.code)) throw error;
+        const renewed = error.code === grpc.status.UNAUTHENTICATED && this.currentToken() !== sent;
+        if (!RESUMABLE.has(error.code) && !isOverloaded(error) && !renewed) throw error;
       } finally {
         clearTimeout(silence);
         signal?.removeEventListener("abort", cancel);
@@ -96,9 +100,13 @@ export class Client {
     }
   }
 
+  currentToken() {
+    return typeof this.token === "function" ? this.token() : this.token;
+  }
+
   metadata() {
     const metadata = new grpc.Metadata();
-    const token = typeof this.token === "function" ? this.token() : this.token;
+    const token = this.currentToken();
     if (token) metadata.set("authorization", `Bearer ${token}`);
     return metadata;
   }
@@ -109,15 +117,25 @@ export class Transcript {
   entries = new Map();
   outcome = "";
   running = "";
+  // Index of the last frame before which some are missing of what is shown here.
+  lost = -2;
 
   apply(item) {
     if (item.item === "event") this.event(item.event.event);
-    else if (item.item === "frame" && item.frame.frame.body === "text_delta") {
-      const { entity_id: id, text_delta: delta } = item.frame.frame;
-      const entry = this.entries.get(id) ?? { kind: "agent", text: "", final: false, broken: false };
+    else if (item.item === "frame") this.frame(item.frame.frame);
+    else if (item.item === "gap") {
+      this.lost = Number(item.gap.to);
+      this.previews((id, entry) => this.entries.set(id, { ...entry, broken: true }));
+    } else if (item.item === "reset") this.previews((id) => this.entries.delete(id));
+  }
+
+  frame({ frame_index: index, entity_id: id, body, text_delta: delta }) {
+    const behindGap = Number(index) === this.lost + 1;
+    if (body === "text_delta") {
+      // What it began with may be in the gap.
+      const entry = this.entries.get(id) ?? { kind: "agent", text: "", final: false, broken: behindGap };
       if (!entry.final) this.entries.set(id, { ...entry, text: entry.text + delta.text });
-    } else if (item.item === "gap") this.previews((id, entry) => this.entries.set(id, { ...entry, broken: true }));
-    else if (item.item === "reset") this.previews((id) => this.entries.delete(id));
+    } else if (behindGap) this.lost += 1;
   }
 
   event(event) {

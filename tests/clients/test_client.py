@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import uuid
+from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -14,8 +16,11 @@ from hearth import errors
 from hearth.history.v1 import history_service_pb2
 from hearth.relay.v1 import relay_pb2, relay_service_pb2
 from hearth.session.v1 import session_pb2 as control_pb2
+from hearth.session.v1 import session_service_pb2
 from hearth.types.v1 import event_pb2, session_pb2
 from hearth.watch import Watch
+from services.chassis.errors import FailedPrecondition, ResourceExhausted
+from tests.clients.serving import aborted, serving, serving_readers
 from tests.contract.pool.house import House
 from tests.support import events
 from tests.support.cutter import Cutter
@@ -194,34 +199,69 @@ class Guarded:
 
 
 async def test_a_watch_goes_on_with_a_renewed_token() -> None:
-    guarded, server = Guarded(), grpc.aio.server()
-    handler = grpc.unary_stream_rpc_method_handler(
-        guarded.subscribe,
-        request_deserializer=relay_service_pb2.SubscribeRequest.FromString,
-        response_serializer=relay_service_pb2.SubscribeResponse.SerializeToString,
-    )
-    handlers = grpc.method_handlers_generic_handler("hearth.relay.v1.RelayService", {"Subscribe": handler})
-    server.add_generic_rpc_handlers((handlers,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    told = ["first"]
-    try:
-        async with (
-            asyncio.timeout(30),
-            hearth.Client(hearth.Addresses(relay=f"127.0.0.1:{port}"), token=lambda: told[0]) as client,
-        ):
-            items = aiter(client.watch(new_session()))
-            assert (await anext(items)).event.cursor.sequence == 1
-            guarded.counts = told[0] = "second"
-            guarded.expired.set()
-            assert (await anext(items)).event.cursor.sequence == 2
-            # The same token again cannot help, and is no reason to ask for ever.
-            guarded.expired.set()
-            with pytest.raises(errors.Unauthenticated):
-                await anext(items)
-    finally:
-        await server.stop(None)
+    guarded, told = Guarded(), ["first"]
+    async with (
+        serving_readers(guarded.subscribe) as address,
+        asyncio.timeout(30),
+        hearth.Client(hearth.Addresses(relay=address), token=lambda: told[0]) as client,
+    ):
+        items = aiter(client.watch(new_session()))
+        assert (await anext(items)).event.cursor.sequence == 1
+        guarded.counts = told[0] = "second"
+        guarded.expired.set()
+        assert (await anext(items)).event.cursor.sequence == 2
+        # The same token again cannot help, and is no reason to ask for ever.
+        guarded.expired.set()
+        with pytest.raises(errors.Unauthenticated):
+            await anext(items)
     assert guarded.served == [("first", 1), ("second", 2)]
+
+
+async def test_a_watch_over_a_limit_comes_again_when_it_is_told() -> None:
+    called = list[float]()
+
+    async def subscribe(
+        request: relay_service_pb2.SubscribeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> object:
+        called.append(asyncio.get_running_loop().time())
+        if len(called) < 3:
+            await aborted(context, ResourceExhausted("too many", reason="OVERLOADED", retry_after=0.5))
+        if len(called) == 4:
+            await aborted(context, ResourceExhausted("too large", reason="TOO_LARGE"))
+        yield relay_service_pb2.SubscribeResponse(items=[relay_pb2.Item(ready=relay_pb2.Ready())])
+
+    async with (
+        serving_readers(subscribe) as address,
+        asyncio.timeout(30),
+        hearth.Client(hearth.Addresses(relay=address)) as client,
+    ):
+        items = aiter(client.watch(new_session()))
+        assert (await anext(items)).HasField("ready")
+        with pytest.raises(errors.ResourceExhausted):
+            await anext(items)
+    assert min(called[1] - called[0], called[2] - called[1]) >= 0.5
+
+
+async def test_why_a_file_was_refused_is_told_also_while_it_is_sent() -> None:
+    async def put(requests: AsyncIterator[object], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await anext(requests)
+        await aborted(context, FailedPrecondition("it was deleted", reason="SESSION_DELETED"))
+
+    handler = grpc.stream_unary_rpc_method_handler(
+        put,
+        request_deserializer=session_service_pb2.PutAttachmentRequest.FromString,
+        response_serializer=session_service_pb2.PutAttachmentResponse.SerializeToString,
+    )
+    refused = list[str]()
+    async with (
+        serving(handler, "hearth.session.v1.SessionService", "PutAttachment") as address,
+        hearth.Client(hearth.Addresses(pool=address)) as client,
+    ):
+        for _ in range(40):
+            with pytest.raises(hearth.CallError) as caught:
+                await client.attach(new_session(), bytes(8 * 1024 * 1024), name="large")
+            refused.append(caught.value.reason)
+    assert set(refused) == {"SESSION_DELETED"}
 
 
 async def test_history_goes_on_where_its_connection_broke(addresses: hearth.Addresses, client: hearth.Client) -> None:

@@ -14,9 +14,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
 import hearth
+from hearth.relay.v1 import relay_pb2, relay_service_pb2
+from hearth.types.v1 import event_pb2, session_pb2
+from services.chassis.errors import ResourceExhausted, Unauthenticated
+from tests.clients.serving import aborted, serving_readers
 from tests.contract.pool.house import House
 from tests.support import processes
 
@@ -98,6 +103,39 @@ async def test_watches_over_a_killed_relay(
     assert [entry["text"] for entry in told["entries"]] == [hearth.text_of(message.content) for message in messages]
     assert [entry["kind"] for entry in told["entries"]] == ["user", "agent"]
     assert told["outcome"] == "completed"
+
+
+_WATCHING = """
+import { Client } from "./hearth.js";
+// Asked for twice with each stream.
+let asked = 0;
+const client = new Client({ relay: process.argv[1], token: () => ((asked += 1) > 4 ? "second" : "first") });
+for await (const { item } of client.watch({ project: "acme", session: "s" })) {
+  if (item === "event") break;
+}
+client.close();
+"""
+
+
+async def test_comes_again_over_a_limit_and_with_a_renewed_token(node: str) -> None:
+    called = list[str]()
+
+    async def subscribe(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> object:
+        called.append(str(dict(context.invocation_metadata() or ())["authorization"]))
+        if len(called) == 1:
+            await aborted(context, ResourceExhausted("too many", reason="OVERLOADED", retry_after=0.1))
+        if called[-1] != "Bearer second":
+            await aborted(context, Unauthenticated("another token counts by now", reason="TOKEN_UNKNOWN"))
+        item = event_pb2.EventItem(event=event_pb2.Event(type="acme.x"), cursor=session_pb2.Cursor(sequence=1))
+        yield relay_service_pb2.SubscribeResponse(items=[relay_pb2.Item(event=item)])
+
+    async with serving_readers(subscribe) as address:
+        process = await asyncio.create_subprocess_exec(
+            *(node, "--input-type=module", "--eval", _WATCHING, address), cwd=CLIENT
+        )
+        async with asyncio.timeout(60):
+            assert await process.wait() == 0
+    assert called == ["Bearer first", "Bearer first", "Bearer second"]
 
 
 async def test_stops(node: str, addresses: hearth.Addresses, house: House) -> None:

@@ -156,6 +156,19 @@ def test_frames_that_break_their_call_are_given_up() -> None:
     assert frames.dropped == 1
 
 
+def test_frames_whose_call_ended_for_a_reason_that_grpc_lost_go_again() -> None:
+    line, frames = FrameQueue(gather=GATHER), buffer()
+    add(line, frames, 0)
+    frames.ended = True
+    line.take(0.0)
+    line.lost(CallError(grpc.StatusCode.INTERNAL, "Internal error from Core"), 0.0)
+    again = line.take(0.0)
+    assert (indexes(again), sent(again).batches[0].ended) == ({"a": [0]}, True)
+    assert frames.dropped == 0
+    line.lost(CallError(grpc.StatusCode.INTERNAL, "an error in the relay"), 0.0)
+    assert frames.dropped == 1
+
+
 def test_a_bus_that_is_away_is_tried_again_less_and_less_often() -> None:
     line, frames = FrameQueue(gather=GATHER), buffer()
     add(line, frames, 0)
