@@ -229,7 +229,7 @@ async def _publish(
         await call.write(relay_service_pb2.PublishRequest(number=1, batches=[batch]))
         await call.done_writing()
         response = await call.read()
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+    except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
         return None
     return response.results[0] if isinstance(response, relay_service_pb2.PublishResponse) else None
 

@@ -181,8 +181,8 @@ class RawRelay:
             await call.write(relay_service_pb2.PublishRequest(number=1, batches=[batch]))
             await call.done_writing()
             response = await call.read()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # A write on a call that ended asks for no status; both say that the relay is away.
+        except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
+            # A write on a call that ended asks for no status; all of them say that the relay is away.
             return None
         if not isinstance(response, relay_service_pb2.PublishResponse):
             return None

@@ -212,6 +212,14 @@ class Backend:
                 found.append(item.event)
         return found
 
+    async def event(self, key: session_pb2.SessionKey, body: str) -> event_pb2.Event:
+        """Wait for an event of a kind in the log: what the pool has accepted gets there a moment later."""
+
+        async def found() -> event_pb2.Event | None:
+            return next((event for event in await self.events(key) if event.HasField(body)), None)  # type: ignore[arg-type]
+
+        return await eventually(found)
+
     async def ending(
         self, key: session_pb2.SessionKey, execution_id: str, *, timeout: float = DONE_SECONDS
     ) -> event_pb2.Event:

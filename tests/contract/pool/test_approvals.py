@@ -74,6 +74,7 @@ async def test_w_a01_w_a08_an_approved_call_runs_once_in_the_agent_that_waited(
     assert (await backend.session(session)).open_interactions == 1
     assert await state_of(backend, session) == "AWAITING"
     # What was said before the question is in the log before it.
+    await backend.event(session, "interaction_requested")
     kinds = [e.type for e in await backend.events(session) if e.execution_id == execution_id]
     assert kinds == ["execution.started", "message.completed", "message.completed", "interaction.requested"]
 

@@ -97,7 +97,7 @@ async def test_other_wrong_requests(backend: Backend) -> None:
 
 async def test_both_ids_digest_and_time_are_given_everywhere(backend: Backend) -> None:
     session, execution_id, (gate,) = await waiting(backend, 'ask edit {"path": "a", "lines": [1, 2]}')
-    (event,) = [e for e in await backend.events(session) if e.HasField("interaction_requested")]
+    event = await backend.event(session, "interaction_requested")
     assert event.interaction_requested == gate.request
     assert (event.execution_id, event.entity_id) == (gate.execution_id, gate.interaction_id)
     assert (gate.execution_id, gate.request.interaction_id) == (execution_id, gate.interaction_id)

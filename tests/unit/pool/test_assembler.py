@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tracemalloc
 
 import pytest
 
 from hearth.types.v1 import content_pb2, event_pb2, frame_pb2
+from services.pool.harness import assembler
 from services.pool.harness.assembler import (
     FRAME_TEXT_BYTES,
     LIVE_OUTPUT_BYTES,
     MESSAGE_BYTES,
+    OPEN_TOOLS,
+    OPEN_TOOLS_CHARACTERS,
     TOOL_OUTPUT_BYTES,
     EventOut,
     FrameOut,
@@ -375,6 +380,92 @@ def test_long_output_is_shown_as_far_as_reasonable_and_cut_in_the_event() -> Non
     assert (len(tool.output), tool.output_truncated) == (TOOL_OUTPUT_BYTES, True)
 
 
+class Counted(io.StringIO):
+    """Counts the characters that go in and out."""
+
+    characters = 0
+
+    def write(self, text: str, /) -> int:
+        Counted.characters += len(text)
+        return super().write(text)
+
+    def getvalue(self) -> str:
+        Counted.characters += len(text := super().getvalue())
+        return text
+
+
+def test_output_without_end_is_kept_and_copied_no_further_than_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembler.io, "StringIO", Counted)  # type: ignore[attr-defined]
+    monkeypatch.setattr(Counted, "characters", 0)
+    turn = Turn()
+    turn.take(call())
+    tracemalloc.start()
+    try:
+        for number in range(20_000):
+            turn.take(ToolUpdate("c1", more_output=f"{number:07} " * 1024))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * LIVE_OUTPUT_BYTES
+    assert Counted.characters <= LIVE_OUTPUT_BYTES
+    shown = turn.shown("c1")
+    assert len(shown) == LIVE_OUTPUT_BYTES
+    turn.take(done(output=None))
+    assert Counted.characters <= 2 * LIVE_OUTPUT_BYTES
+    tool = turn.events[0].tool_completed
+    assert (len(tool.output), tool.output_truncated) == (TOOL_OUTPUT_BYTES, True)
+    assert shown.startswith(tool.output)
+
+
+def test_output_that_is_told_anew_each_time_is_shown_by_what_it_grew() -> None:
+    turn = Turn()
+    turn.take(call())
+    step = "0123456789abcde\n" * (LIVE_OUTPUT_BYTES // 16 // 16)
+    for times in range(1, 40):
+        turn.take(ToolUpdate("c1", output=step * times))
+        assert turn.shown("c1") == step * min(times, 16)
+    turn.take(done(output=step * 40))
+    tool = turn.events[0].tool_completed
+    assert (tool.output, tool.output_truncated) == (step * 8, True)
+
+
+def test_what_fits_into_the_event_to_the_last_character_is_not_truncated() -> None:
+    for character, size in (("x", TOOL_OUTPUT_BYTES), ("é", TOOL_OUTPUT_BYTES // 2), ("€", TOOL_OUTPUT_BYTES // 3)):
+        for more, truncated in (("", False), ("xyz", True)):
+            turn = Turn()
+            turn.take(call(), ToolUpdate("c1", more_output=character * size), ToolUpdate("c1", more_output=more))
+            turn.take(done(output=None))
+            tool = turn.events[0].tool_completed
+            assert tool.output_truncated is truncated
+            assert set(tool.output) <= {character, "x"}
+            assert len(tool.output.encode()) <= TOOL_OUTPUT_BYTES
+
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_nothing_is_kept_after_a_character_that_did_not_fit(room: int) -> None:
+    turn = Turn()
+    turn.take(call(), ToolUpdate("c1", more_output="x" * (LIVE_OUTPUT_BYTES - room)))
+    turn.take(ToolUpdate("c1", more_output="\U0001f600"), ToolUpdate("c1", more_output="y"))
+    assert turn.shown("c1") == "x" * (LIVE_OUTPUT_BYTES - room)
+
+
+def test_calls_of_whose_end_nothing_is_told_are_ended_by_those_that_come() -> None:
+    turn = Turn()
+    turn.take(call("asked"), ask("asked"), *(call(f"c{number}") for number in range(OPEN_TOOLS - 1)))
+    assert turn.events == []
+    assert turn.take(call("another")) == ["another tool_started", "c0 run UNKNOWN"]
+    assert turn.take(done("c0")) == []
+    assert len(turn.assembler.open_tools) == OPEN_TOOLS
+    assert "asked" in turn.assembler.open_tools
+
+
+def test_what_is_kept_of_calls_that_run_has_a_bound() -> None:
+    turn = Turn()
+    for number in range(8):
+        turn.take(call(f"c{number}", input_json=json.dumps("x" * (OPEN_TOOLS_CHARACTERS // 4))))
+    assert turn.assembler.open_tools == ["c5", "c6", "c7"]
+
+
 def test_input_too_long_for_an_event_says_so_in_its_own_language() -> None:
     turn = Turn()
     turn.take(call(input_json=json.dumps({"text": "x" * 2_000_000})), done())
@@ -410,6 +501,10 @@ def test_pieces_are_whole_characters_and_together_the_text(text: str, size: int)
     assert all(0 < len(piece.encode()) <= size for piece in pieces)
     assert text.startswith(cut(text, size))
     assert len(cut(text, size).encode()) <= size
+
+
+def test_a_cut_takes_as_many_whole_characters_as_fit() -> None:
+    assert [cut("a€b", size) for size in range(6)] == ["", "a", "a", "a", "a€", "a€b"]
 
 
 def test_a_tool_of_the_client_is_a_call_with_its_result() -> None:
