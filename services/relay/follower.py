@@ -69,6 +69,7 @@ class Follower:
     """
 
     __slots__ = (
+        "_asking",
         "_broken",
         "_came",
         "_channel",
@@ -127,6 +128,8 @@ class Follower:
         self._touched = float("-inf")
         self._open = False
         self._opening: asyncio.Task[HearthError | None] | None = None
+        # Whether history has been asked for the head that the opening under way begins with.
+        self._asking = False
         self._fetching: asyncio.Task[None] | None = None
         # Set when a fetch has handed on a page, or is over.
         self._further = asyncio.Event()
@@ -139,32 +142,34 @@ class Follower:
     async def open(self) -> bool:
         """Return when the session is followed; raises `Unavailable` when history does not answer.
 
-        True: history was asked for its head just now. False: it was followed already.
+        True: history was asked for its head after this call. False: it was followed already, or that was asked before.
         """
         if self._open:
             return False
         if self._opening is None:
+            self._asking = False
             self._opening = self._parts.tasks.start("relay open", self._begin(), critical=False)
-        opening = self._opening
+        opening, fresh = self._opening, not self._asking
         await asyncio.wait([opening])
         failed = _closed() if opening.cancelled() else opening.result()
         if failed is not None:
             raise failed
-        return True
+        return fresh
 
     async def current(self) -> None:
-        """Of a session that is followed: return when all is here that history had at the call. Raises `Unavailable`."""
-        asked = self.place
-        head = await self._parts.heads.of(self._key)
-        self.compare(head, asked)
-        # Not for the end of the fetch: with a writer that is fast enough it has none.
-        while self._fetching is not None and self._behind(head.head):
-            self._further.clear()
-            await self._further.wait()
-        if not self._open:
-            await self.open()
-        elif self._behind(head.head):
-            raise dependency_unavailable("history")
+        """Return when the session is followed and all is here that history had at the call. Raises `Unavailable`."""
+        while not await self.open():
+            asked = self.place
+            head = await self._parts.heads.of(self._key)
+            self.compare(head, asked)
+            # Not for the end of the fetch: with a writer that is fast enough it has none.
+            while self._fetching is not None and self._behind(head.head):
+                self._further.clear()
+                await self._further.wait()
+            if self._behind(head.head):
+                raise dependency_unavailable("history")
+            if self._open:
+                return
 
     def _behind(self, head: session_pb2.Cursor) -> bool:
         """Whether this is the log of `head`, and not followed as far yet."""
@@ -203,6 +208,7 @@ class Follower:
         try:
             # First the channel, then the head: an event between them is in one of both.
             await self._parts.bus.listen(self._channel, self._hear)
+            self._asking = True
             self._base(await self._parts.heads.of(self._key))
             kept = await self.read_kept() if await self._parts.written.of(self._key) else None
         except HearthError as error:

@@ -129,12 +129,12 @@ class Hub:
     async def opened(self) -> bool:
         """Return when the session is followed; raises `Unavailable` when history does not answer.
 
-        True: history was asked for its head just now. False: it was followed already.
+        True: history was asked for its head after this call. False: it was followed already, or that was asked before.
         """
         return await self._follower.open()
 
     async def current(self) -> None:
-        """Of a session that is followed: return when all is here that history had at the call. Raises `Unavailable`."""
+        """Return when the session is followed and all is here that history had at the call. Raises `Unavailable`."""
         await self._follower.current()
 
     def close(self) -> None:
