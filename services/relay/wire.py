@@ -125,7 +125,8 @@ def event_of(item: bytes) -> tuple[EventIn, Place]:
         EventIn(
             place.sequence,
             place.tag,
-            event.execution_id,
+            # As frames and heads have it: stored is what its producer wrote.
+            event.execution_id.lower(),
             event.epoch,
             event.frames_through if event.HasField("frames_through") else -1,
             _role(event.scope, event.type),

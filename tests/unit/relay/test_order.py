@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.relay.v1 import relay_pb2
+from hearth.relay.v1 import bus_pb2, relay_pb2
 from hearth.types.v1 import session_pb2
+from services.relay.batches import prepare
 from services.relay.order import EventIn, FrameIn, Gap, Lost, Order, Out, Piece, Reset, events_of, weave
 from tests.checkers import check_reader
 from tests.support.recording import Connection
+from tests.support.relay_turns import text_frame
 from tests.unit.relay.pieces import RUN, event, frame, items_of, started, withheld
 
 AT_RUN = Order(RUN, 1, ended=False)
@@ -41,6 +43,21 @@ def test_after_an_event_no_frame_that_it_covers() -> None:
 def test_after_an_ending_no_frame() -> None:
     ending = event(2, "execution.completed")
     assert woven(AT_RUN, ending, frame(0), Lost(RUN, 1, 5)) == [ending]
+
+
+def test_an_execution_is_the_same_in_capital_letters() -> None:
+    run = "abcdef12-2222-4222-8222-222222222222"
+    begin, ending = (event(at, f"execution.{what}", run=run.upper()) for at, what in ((1, "started"), (2, "completed")))
+    batch = relay_pb2.FrameBatch(
+        session=session_pb2.SessionKey(project="p", session="s"), execution_id=run.upper(), epoch=1
+    )
+    batch.frames.append(text_frame(0, "m", "x"))
+    prepared = prepare(batch, "b", 0, 1)
+    live = bus_pb2.LiveFrames.FromString(prepared.head + b"".join(entry.live for entry in prepared.entries))
+    first = FrameIn(live.execution_id, live.epoch, 0, 0, live.frames[0].reply)
+    assert woven(Order(), begin, first, ending) == [begin, first, ending]
+    # Where it ran before it was followed, its id comes from the ledger.
+    assert weave(Order(run, 1, ended=False, strict=False), [ending], after=1).order.ended
 
 
 def test_frames_wait_for_their_execution() -> None:
