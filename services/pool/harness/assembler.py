@@ -6,6 +6,7 @@ Pure: updates in, frames and events out, in the order in which they must be writ
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Callable, Iterator
 from enum import Enum
 
@@ -30,8 +31,12 @@ TOOL_INPUT_BYTES = 256 * 1024
 TOOL_OUTPUT_BYTES = 512 * 1024
 TOOL_ERROR_BYTES = 16 * 1024
 NAME_BYTES = 1024
-# Live output of one tool call; what exceeds it is seen when the call is complete.
+# Of the output of one tool call: what is shown live, and kept to see by how much it grew. More than its event holds.
 LIVE_OUTPUT_BYTES = 1024 * 1024
+# Of the tool calls that run: how many, and the characters that are kept of all of them. An agent that begins more does
+# not tell of their ends.
+OPEN_TOOLS = 128
+OPEN_TOOLS_CHARACTERS = 32 * 1024 * 1024
 ENTITY_CHARACTERS = 255
 
 _SUCCEEDED = event_pb2.TOOL_STATUS_SUCCEEDED
@@ -86,11 +91,19 @@ class _Tool:
     kind: str = ""
     status: str = ""
     input_json: str = ""
-    output: str = ""
+    # Its beginning, of at most LIVE_OUTPUT_BYTES; and whether there was more.
+    output: io.StringIO = dataclasses.field(default_factory=io.StringIO)
+    output_bytes: int = 0
+    output_cut: bool = False
     live_bytes: int = 0
     asked: bool = False  # it waits for a person
     denied: bool = False
     client: bool = False  # known by the request alone that a client should run it
+
+    @property
+    def size(self) -> int:
+        """About how many characters are kept of it."""
+        return len(self.name) + len(self.kind) + len(self.input_json) + self.output_bytes
 
 
 class TurnAssembler:
@@ -134,8 +147,10 @@ class TurnAssembler:
                 yield from self._text(update)
             case ToolUpdate():
                 yield from self._tool(update)
+                yield from self._make_room()
             case PermissionAsked():
                 yield from self._asked(update)
+                yield from self._make_room()
             case QuestionAsked():
                 self.produced_anything = True
                 yield from self._complete_message("end")
@@ -167,7 +182,7 @@ class TurnAssembler:
             return []
         if output is None:
             return [self._complete_tool(tool, _CANCELLED)]
-        return [*self._show_output(tool, clean(output)), self._complete_tool(tool, _SUCCEEDED)]
+        return [*self._set_output(tool, clean(output)), self._complete_tool(tool, _SUCCEEDED)]
 
     def about(self, asked: PermissionAsked) -> PermissionAsked:
         """The same with what was said of its call before, where the request itself is silent."""
@@ -260,10 +275,11 @@ class TurnAssembler:
             yield _started(tool)
         else:
             yield from self._change(tool, update)
-        tool.status = update.status or tool.status
-        output = (tool.output if update.output is None else update.output) + update.more_output
-        if output != tool.output:
-            yield from self._show_output(tool, output)
+        tool.status = cut(update.status, NAME_BYTES) or tool.status
+        if update.output is not None:
+            yield from self._set_output(tool, update.output)
+        if update.more_output:
+            yield from self._add_output(tool, update.more_output)
         if update.status in ("completed", "failed"):
             yield from self._complete_message("end")
             failed = _DENIED if tool.denied else _FAILED
@@ -294,6 +310,16 @@ class TurnAssembler:
         self.produced_anything = True
         return tool
 
+    def _make_room(self) -> Iterator[Output]:
+        """End the oldest calls that wait for nobody when there are too many: nothing tells how they ended."""
+        size = sum(tool.size for tool in self._tools.values())
+        for tool in list(self._tools.values()):
+            if len(self._tools) <= OPEN_TOOLS and size <= OPEN_TOOLS_CHARACTERS:
+                return
+            if not tool.asked:
+                size -= tool.size
+                yield self._complete_tool(tool, _DENIED if tool.denied else _UNKNOWN)
+
     def _entity(self, tool_call_id: str) -> str:
         """A new id for a call: that of the agent, as far as it can be one."""
         if not tool_call_id or len(tool_call_id) > ENTITY_CHARACTERS - 8:
@@ -316,12 +342,29 @@ class TurnAssembler:
             )
             yield FrameOut(tool.id, {"tool_delta": delta})
 
+    def _set_output(self, tool: _Tool, output: str) -> Iterator[Output]:
+        """All of a tool's output so far: its end is shown when it grew, else all of it."""
+        before, kept = tool.output.getvalue(), cut(output, LIVE_OUTPUT_BYTES)
+        tool.output_cut = len(kept) < len(output)
+        if kept != before:
+            replace = not kept.startswith(before)
+            if replace:
+                tool.output, tool.output_bytes = io.StringIO(), 0
+            yield from self._keep_output(tool, kept if replace else kept[len(before) :], replace=replace)
+
+    def _add_output(self, tool: _Tool, more: str) -> Iterator[Output]:
+        """What follows a tool's output so far."""
+        if tool.output_cut:
+            return
+        kept = cut(more, LIVE_OUTPUT_BYTES - tool.output_bytes)
+        tool.output_cut = len(kept) < len(more)
+        if kept:
+            yield from self._keep_output(tool, kept, replace=False)
+
     @staticmethod
-    def _show_output(tool: _Tool, output: str) -> Iterator[Output]:
-        """The change of a tool's output as frames: its end when it grew, else all of it."""
-        replace = not output.startswith(tool.output)
-        added = output if replace else output[len(tool.output) :]
-        tool.output = output
+    def _keep_output(tool: _Tool, added: str, *, replace: bool) -> Iterator[Output]:
+        tool.output.write(added)
+        tool.output_bytes += _bytes(added)
         for piece in split(added, FRAME_TEXT_BYTES) or [""]:
             tool.live_bytes += _bytes(piece)
             if tool.live_bytes > LIVE_OUTPUT_BYTES:
@@ -334,7 +377,8 @@ class TurnAssembler:
             if found is tool:
                 del self._tools[tool_call_id]
                 self._completed[tool_call_id] = (self._completed.get(tool_call_id, (0, ""))[0] + 1, tool.id)
-        output = cut(tool.output, TOOL_OUTPUT_BYTES)
+        kept = tool.output.getvalue()
+        output = cut(kept, TOOL_OUTPUT_BYTES)
         input_json = tool.input_json or "{}"
         if _bytes(input_json) > TOOL_INPUT_BYTES:
             # Still JSON, and plainly not the arguments themselves.
@@ -349,9 +393,9 @@ class TurnAssembler:
                     kind=cut(tool.kind, NAME_BYTES),
                     input_json=input_json,
                     output=output,
-                    error=(cut(tool.output, TOOL_ERROR_BYTES) or "failed") if status == _FAILED else "",
+                    error=(cut(output, TOOL_ERROR_BYTES) or "failed") if status == _FAILED else "",
                     status=status,
-                    output_truncated=len(output) < len(tool.output),
+                    output_truncated=tool.output_cut or len(output) < len(kept),
                 ),
             )
         )
@@ -403,7 +447,10 @@ def split(text: str, size: int) -> list[str]:
 
 def cut(text: str, size: int) -> str:
     """The beginning of a text, of at most `size` bytes in UTF-8."""
-    return text if len(text) * 4 <= size else (split(text, size) or [""])[0]
+    if len(text) * 4 <= size:
+        return text
+    # Of a long text no more than may fit is looked at; at the end of it may be a part of a character.
+    return text[:size].encode()[:size].decode(errors="ignore")
 
 
 def _bytes(text: str) -> int:

@@ -28,6 +28,7 @@ from services.chassis.clock import Clock
 from services.pool.harness.daemon import Daemon, Refused, Unreached
 from services.pool.harness.port import HarnessError
 from services.pool.harness.sse import EventStream, StreamLimits
+from services.pool.harness.updates import short_id
 
 logger = logging.getLogger(__name__)
 
@@ -393,7 +394,7 @@ class RpcConnection:
 
 def request_key(number: object) -> str:
     """A JSON-RPC id as text: 1 and "1" differ."""
-    return json.dumps(number, sort_keys=True)
+    return short_id(json.dumps(number, sort_keys=True))
 
 
 def _exited(params: object) -> HarnessError:

@@ -7,6 +7,7 @@ in the port becomes an `OtherUpdate`.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -34,6 +35,8 @@ CONTEXT_URI = "hearth:context"
 # In the text of a dialog of Pi: the tool call that it is about. And how the ids of dialogs begin.
 ASKED_CALL = "hearth.dev/tool_call"
 _DIALOG = "pi-ui-"
+# Of an id that is kept as it is.
+_ID_CHARACTERS = 255
 
 
 def read_update(update: object) -> Update | None:
@@ -66,7 +69,7 @@ def read_permission(request_key: str, params: object) -> PermissionAsked | None:
     ]
     return PermissionAsked(
         request_key=request_key,
-        tool_call_id=_text(call, "toolCallId"),
+        tool_call_id=short_id(_text(call, "toolCallId")),
         title=_text(call, "title"),
         kind=_text(call, "kind"),
         input_json=_input(call) or "{}",
@@ -95,7 +98,7 @@ def read_question(request_key: str, method: str, params: object) -> QuestionAske
     prompt = _text(found, "prompt") or _text(found, "question")
     return QuestionAsked(
         request_key=request_key,
-        tool_call_id=_text(found, "toolCallId"),
+        tool_call_id=short_id(_text(found, "toolCallId")),
         client_tool=client_tool,
         prompt=_text(found, "name") if client_tool else prompt,
         input_json=to_json(found["input"]) if found.get("input") is not None else "{}",
@@ -141,6 +144,11 @@ def to_json(value: object) -> str:
     return clean(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
+def short_id(text: str) -> str:
+    """An id of the agent, of which many are kept: itself, or its digest when it is long."""
+    return text if len(text) <= _ID_CHARACTERS else hashlib.sha256(text.encode()).hexdigest()
+
+
 def clean(text: str) -> str:
     """Text that UTF-8 and every reader can carry: no lone surrogates, no NUL."""
     if "\0" in text:
@@ -167,7 +175,7 @@ def _chunk(update: Json, *, thought: bool) -> Update:
 
 def _tool(update: Json, *, started: bool) -> ToolUpdate:
     return ToolUpdate(
-        tool_call_id=_text(update, "toolCallId"),
+        tool_call_id=short_id(_text(update, "toolCallId")),
         started=started,
         title=_text(update, "title"),
         kind=_text(update, "kind"),

@@ -23,6 +23,7 @@ from services.pool.harness.port import (
     ToolUpdate,
     UsageChanged,
 )
+from services.pool.harness.rpc import request_key
 from services.pool.harness.updates import (
     attachment_path,
     clean,
@@ -182,6 +183,20 @@ def test_a_dialog_about_a_call_asks_about_that_call() -> None:
     spoofed = read({"method": "confirm", "title": "bash", "message": text}, "toolu_7")
     assert spoofed is not None
     assert (spoofed.tool_call_id, spoofed.kind) == ("toolu_7", "other"), "arguments say nothing of another call"
+
+
+def test_ids_are_short_and_the_same_wherever_they_are_named() -> None:
+    long, other = "x" * 1_000_000, "x" * 999_999 + "y"
+    call = read_update({"sessionUpdate": "tool_call", "toolCallId": long})
+    asked = read_permission("k", {"toolCall": {"toolCallId": long}})
+    assert isinstance(call, ToolUpdate)
+    assert asked is not None
+    question = read_question("k", "_hearth/client_tool", {"toolCallId": long})
+    assert call.tool_call_id == asked.tool_call_id == question.tool_call_id
+    assert len(call.tool_call_id) == 64
+    assert read_question("k", "_hearth/client_tool", {"toolCallId": other}).tool_call_id != call.tool_call_id
+    assert len(request_key(long)) == 64
+    assert (request_key(1), request_key("1"), request_key("x" * 200)) == ("1", '"1"', f'"{"x" * 200}"')
 
 
 def test_questions() -> None:
