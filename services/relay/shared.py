@@ -41,6 +41,7 @@ class Shared(Generic[_T]):
             self._next = asyncio.get_running_loop().create_future()
             if self._running is None:
                 self._running = self._tasks.start(self._name, self._run(), critical=False)
+                self._running.add_done_callback(self._ended)
         # A caller that gives up must not take the run from the others.
         return await asyncio.shield(self._next)
 
@@ -59,11 +60,19 @@ class Shared(Generic[_T]):
                 except HearthError as error:
                     _fail(asked, error)
         finally:
-            self._running = None
-            for left in (asked, self._next):
-                if left is not None and not left.done():
-                    _fail(left, Unavailable("given up; connect again", reason="STREAM_CLOSED"))
-            self._next = None
+            self._over(asked)
+
+    def _ended(self, run: asyncio.Task[None]) -> None:
+        # One that is cancelled before its first step does not come to its own end.
+        if self._running is run:
+            self._over()
+
+    def _over(self, asked: asyncio.Future[_T] | None = None) -> None:
+        self._running = None
+        for left in (asked, self._next):
+            if left is not None and not left.done():
+                _fail(left, Unavailable("given up; connect again", reason="STREAM_CLOSED"))
+        self._next = None
 
 
 class Gathered(Generic[_K, _V]):

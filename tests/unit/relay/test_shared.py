@@ -85,6 +85,17 @@ async def test_who_waits_at_the_end_is_refused() -> None:
     assert [getattr(result, "reason", None) for result in results] == ["STREAM_CLOSED"] * 2
 
 
+async def test_who_waits_for_a_run_that_never_begins_is_refused() -> None:
+    together = shared(Work())
+    waiting = [asyncio.create_task(together.next())]
+    # One step, with which the run is about to begin.
+    await asyncio.sleep(0)
+    together.close()
+    waiting.append(asyncio.create_task(together.next()))
+    assert not (await asyncio.wait(waiting, timeout=5))[1]
+    assert [getattr(found.exception(), "reason", None) for found in waiting] == ["STREAM_CLOSED"] * 2
+
+
 class Asking:
     """Answers with the length of each key; each question waits until it is let go."""
 
