@@ -31,6 +31,7 @@ _DEFAULT_QUARANTINE = 100
 _MAX_QUARANTINE = 1_000
 _QUARANTINE_BYTES = 1024 * 1024
 _MAX_REASON = 255
+_MAX_ROW_DIGITS = 19
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -137,7 +138,8 @@ def _readable(session: session_pb2.SessionKey, field: str = "session") -> Key:
 def _row_after(page_token: str) -> int:
     if not page_token:
         return 0
-    if not page_token.isascii() or not page_token.isdigit():
+    # Python does not take a number of any length apart.
+    if not page_token.isascii() or not page_token.isdigit() or len(page_token) > _MAX_ROW_DIGITS:
         raise invalid("page_token", "must be the next_page_token of the page before, unchanged")
     return fields.number("page_token", int(page_token))
 
