@@ -24,8 +24,10 @@ logger = logging.getLogger(__name__)
 # Requests that one stream may have unanswered. Beyond it the next one is not read, and gRPC makes the producer wait.
 _WINDOW_REQUESTS = 256
 _WINDOW_BYTES = 16 * 1024 * 1024
-# Replies joined into one message.
+# Replies joined into one message, and results of events in all of them from which on none is added: one that says
+# everything that is wrong with its event takes almost a kilobyte.
 _MAX_REPLIES = 128
+_MANY_RESULTS = 1_000
 
 
 class _Pending(NamedTuple):
@@ -79,7 +81,8 @@ class AppendCall:
     async def _next_response(self) -> bytes:
         """Wait for the oldest reply and take along what is there already behind it."""
         response = history_service_pb2.AppendStreamResponse()
-        while self._pending and len(response.replies) < _MAX_REPLIES:
+        results = 0
+        while self._pending and len(response.replies) < _MAX_REPLIES and results < _MANY_RESULTS:
             pending = self._pending[0]
             if response.replies and (not pending.decided.done() or pending.decided.exception() is not None):
                 break
@@ -92,6 +95,7 @@ class AppendCall:
             self._size -= pending.size
             self._room.set()
             response.replies.add(number=pending.number, sets=replies.set_results(decided))
+            results += sum(map(len, decided))
         return response.SerializeToString()
 
     async def _read_all(self) -> None:

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 _KEPT_LONGER_SECONDS = 3600.0
 _KEPT_AFTER_END_MILLISECONDS = 60_000
 
+_ID_CHARACTERS = 36
+
 # What is prepared and taken in one go; Valkey and this process do nothing else meanwhile.
 _PART_FRAMES = 1000
 
@@ -154,7 +156,8 @@ def _checked(batch: relay_pb2.FrameBatch, position: int, start: int = 0) -> rela
     problems = check(batch, path) + check_frames(batch, path, start, start + _PART_FRAMES)
     if not problems:
         return None
-    execution = session_pb2.ExecutionRef(execution_id=batch.execution_id, epoch=batch.epoch)
+    # What is no id may have any length.
+    execution = session_pb2.ExecutionRef(execution_id=batch.execution_id[:_ID_CHARACTERS], epoch=batch.epoch)
     return relay_pb2.PublishResult(outcome=relay_pb2.PUBLISH_OUTCOME_INVALID, execution=execution, problems=problems)
 
 

@@ -123,6 +123,15 @@ async def test_wrong_batches_are_answered_and_harm_nobody(services: Services) ->
     assert [problem.field for problem in results[2].problems] == ["batches[2].epoch"]
 
 
+async def test_an_id_as_long_as_a_message_is_answered(services: Services) -> None:
+    turn = services.turn()
+    wrong = turn.batch()
+    wrong.execution_id = "x" * (4 * 1024 * 1024 - 100)
+    (result,) = await publish(services.relay, wrong)
+    assert result.outcome == relay_pb2.PUBLISH_OUTCOME_INVALID
+    assert [problem.field for problem in result.problems] == ["batches[0].execution_id"]
+
+
 async def test_a_frame_over_64_kib_is_too_large_and_the_service_goes_on(services: Services) -> None:
     turn = services.turn()
     await turn.start()

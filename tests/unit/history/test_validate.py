@@ -159,6 +159,16 @@ def test_a_custom_event_cannot_take_a_type_of_the_contract() -> None:
     assert "custom.type" in problems(events.custom(event_type=""))
 
 
+def test_a_refusal_does_not_repeat_what_was_sent() -> None:
+    """It has to fit into an answer, beside those of a thousand others."""
+    event = events.custom(event_type="\0" * (MAX_EVENT_BYTES - 500))
+    event.type, event.entity_id, event.execution_id, event.epoch = "x", "e" * 256, "x", 0
+    event.scope = event_pb2.EVENT_SCOPE_RUNNER
+    found = problems(event)
+    assert set(found) == {"type", "entity_id", "execution_id", "epoch", "custom.type"}
+    assert sum(map(len, found.values())) < 500
+
+
 def test_what_is_no_event_is_refused() -> None:
     for data in (b"\xff", b"\x0a\x05ab", event_pb2.Event(event_id="x").SerializeToString() + b"\x0a\x01\xff"):
         assert isinstance(check_event(data), Refused)
