@@ -27,12 +27,7 @@ SELECT e.*, r.method AS request_method, r.fingerprint AS request_fingerprint, r.
     (SELECT count(*) FROM pool.input i WHERE i.project = $1 AND i.session = $2 AND i.state = 'PENDING') AS queued,
     (SELECT count(*) FROM pool.gate g
      WHERE g.project = $1 AND g.session = $2 AND g.state = 'PENDING') AS open_gates,
-    (EXISTS (SELECT 1 FROM pool.gate g WHERE g.project = $1 AND g.session = $2 AND g.state = 'ANSWERED')
-     OR EXISTS (SELECT 1
-                FROM pool.session s
-                JOIN pool.execution o ON o.execution_id = s.ended_execution_id
-                JOIN pool.gate g ON g.consumed_by = o.execution_id
-                WHERE s.project = $1 AND s.session = $2 AND o.outcome <> 'COMPLETED')) AS carried
+    EXISTS (SELECT 1 FROM pool.carried($1, $2)) AS carried
 FROM (VALUES (1)) one (row)
 LEFT JOIN pool.request r ON r.project = $1 AND r.session = $2 AND r.request_id = $3
 LEFT JOIN pool.execution e ON e.project = $1 AND e.session = $2 AND e.state <> 'TERMINAL'
@@ -161,10 +156,7 @@ SELECT picked.*, locked.spec AS session_spec, locked.ended_execution_id AS ended
     locked.harness_agent AS finished_agent, locked.harness_session_id AS finished_session_id,
     locked.harness_execution_id AS finished_execution_id,
     input.content AS input_content, input.expected_transcript AS expected_transcript,
-    picked.source_execution_id IS NOT NULL
-    OR EXISTS (SELECT 1 FROM pool.gate g WHERE g.project = $1 AND g.session = $2 AND g.state = 'ANSWERED')
-    OR EXISTS (SELECT 1 FROM pool.execution o JOIN pool.gate g ON g.consumed_by = o.execution_id
-               WHERE o.execution_id = locked.ended_execution_id AND o.outcome <> 'COMPLETED') AS carried
+    picked.source_execution_id IS NOT NULL OR EXISTS (SELECT 1 FROM pool.carried($1, $2)) AS carried
 FROM picked CROSS JOIN locked LEFT JOIN pool.input ON input.input_id = picked.input_id
 
 -- name: give_back
@@ -184,6 +176,11 @@ SET state = 'RUNNING', started_at = coalesce(started_at, now()), agent = $6, har
 WHERE execution_id = $3 AND epoch = $4 AND driver = $5 AND (state = ANY ($8::text[]) OR state = 'RUNNING')
   AND ending_event_id IS NULL AND EXISTS (SELECT 1 FROM locked)
 RETURNING *
+
+-- name: unasked
+-- Its agent was not asked after all: the record of that has nothing of it.
+UPDATE pool.execution SET harness_session_id = NULL
+WHERE execution_id = $1 AND driver = $2 AND epoch = $3 AND state <> 'TERMINAL' AND ending_event_id IS NULL
 
 -- name: settle
 WITH ended AS (
@@ -506,13 +503,10 @@ WHERE execution_id = $1 AND epoch = $2 AND driver = $3 AND (state = ANY ($6::tex
 RETURNING *
 
 -- name: carried_gates
--- What the execution before this one left to be passed on; of one that ended by itself the log says everything.
-SELECT g.* FROM pool.gate g WHERE g.project = $1 AND g.session = $2 AND g.state = 'ANSWERED'
+-- What executions before this one left to be passed on, and all that its source has asked.
+SELECT g.* FROM pool.gate g JOIN pool.carried($1, $2) AS carried (id) ON carried.id = g.interaction_id
 UNION
-SELECT g.* FROM pool.gate g JOIN pool.execution e ON e.execution_id = g.consumed_by
-WHERE g.consumed_by = $3::uuid AND e.outcome <> 'COMPLETED'
-UNION
-SELECT g.* FROM pool.gate g WHERE g.execution_id = $4::uuid
+SELECT g.* FROM pool.gate g WHERE g.execution_id = $3::uuid
 ORDER BY created_at, interaction_id
 
 -- name: continue_source

@@ -173,11 +173,11 @@ class Store:
             records.finished(row["finished_agent"], row["finished_session_id"], row["finished_execution_id"]),
             row["input_content"] or b"",
             row["expected_transcript"],
-            await self._carried(execution, ended) if row["carried"] else (),
+            await self._carried(execution) if row["carried"] else (),
         )
 
-    async def _carried(self, execution: Execution, ended: str | None) -> list[Gate]:
-        rows = await self._pool.fetch(self._queries.carried_gates, *execution.key, ended, execution.source_execution_id)
+    async def _carried(self, execution: Execution) -> list[Gate]:
+        rows = await self._pool.fetch(self._queries.carried_gates, *execution.key, execution.source_execution_id)
         return [records.gate(row) for row in rows]
 
     async def gates(self, execution_id: str) -> list[Gate]:
@@ -225,6 +225,10 @@ class Store:
             leading_to(ExecutionState.RUNNING),
         )
         return row is not None
+
+    async def unasked(self, execution: Execution, holder: str) -> None:
+        """Note that the agent of an execution of this holder was not asked, and never will be."""
+        await self._pool.execute(self._queries.unasked, execution.execution_id, holder, execution.epoch)
 
     async def claim_cancel(self, execution_id: str, holder: str, lease: float, *, attempts: int) -> Command | None:
         """Take the pending cancel of an execution that `holder` drives for delivery, for `lease` seconds. None when

@@ -106,8 +106,7 @@ WITH old AS (
             AND (e.state <> 'TERMINAL' OR e.settled_at >= now() - make_interval(secs => $1)))
       -- What the next execution may have to tell of.
       AND NOT EXISTS (
-          SELECT 1 FROM pool.session s
-          WHERE s.project = g.project AND s.session = g.session AND s.ended_execution_id = g.consumed_by)
+          SELECT 1 FROM pool.carried(g.project, g.session) AS carried (id) WHERE carried.id = g.interaction_id)
     LIMIT $2
 ), locked AS (
     SELECT project, session FROM pool.session
@@ -121,7 +120,7 @@ WITH old AS (
 SELECT count(*) FROM gone
 
 -- name: retire_executions
--- The newest of a session stays, and whatever anything else still names.
+-- The newest of a session stays, the newest whose agent was asked, and whatever anything else still names.
 WITH old AS (
     SELECT e.execution_id, e.project, e.session
     FROM pool.execution e JOIN pool.session s ON s.project = e.project AND s.session = e.session
@@ -129,6 +128,10 @@ WITH old AS (
       AND e.execution_id IS DISTINCT FROM s.execution_id
       AND e.execution_id IS DISTINCT FROM s.ended_execution_id
       AND e.execution_id IS DISTINCT FROM s.harness_execution_id
+      AND (e.harness_session_id IS NULL OR EXISTS (
+          SELECT 1 FROM pool.execution n
+          WHERE n.project = e.project AND n.session = e.session AND n.created_at > e.created_at
+            AND n.state = 'TERMINAL' AND n.harness_session_id IS NOT NULL))
       AND NOT EXISTS (SELECT 1 FROM pool.input i WHERE i.execution_id = e.execution_id)
       AND NOT EXISTS (SELECT 1 FROM pool.command c WHERE c.execution_id = e.execution_id)
       AND NOT EXISTS (SELECT 1 FROM pool.gate g WHERE g.execution_id = e.execution_id)

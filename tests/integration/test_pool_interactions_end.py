@@ -121,6 +121,52 @@ async def test_a_takeover_of_a_waiting_execution_leaves_what_it_asks_open(rows: 
     assert settled.promoted.source_execution_id == execution.execution_id
 
 
+# What the next agent is told of
+
+
+async def test_what_was_passed_on_in_vain_is_told_until_an_agent_hears_of_it(rows: Rows) -> None:
+    key = new_key()
+    execution, (gate,) = await rows.asking(key)
+    await rows.answer(key, (gate, ALLOW))
+    await rows.interactions.take(execution, HOLDER)
+    await rows.settle(execution, "lost")
+
+    async def next_is_told(*, unasked: bool = False, outcome: str) -> list[str]:
+        sent = await rows.send(key)
+        assert sent.execution is not None
+        picked = await rows.pick_up(key)
+        if unasked:
+            assert await rows.store.run(picked.execution, HOLDER, "scripted", "session-2")
+            await rows.store.unasked(picked.execution, HOLDER)
+        elif outcome == "completed":
+            assert await rows.store.run(picked.execution, HOLDER, "scripted", "session-2")
+        await rows.settle(picked.execution, outcome)
+        return [one.interaction_id for one in picked.continued]
+
+    # One that could not be started, and one that was stopped before its agent was asked, have told nobody.
+    assert await next_is_told(outcome="failed") == [gate.interaction_id]
+    assert await next_is_told(unasked=True, outcome="stopped") == [gate.interaction_id]
+    assert await next_is_told(outcome="completed") == [gate.interaction_id]
+    assert await next_is_told(outcome="completed") == []
+
+
+async def test_what_a_continuation_could_not_tell_the_next_turn_does(rows: Rows) -> None:
+    key = new_key()
+    execution, (one, two) = await rows.asking(key, 2)
+    await rows.answer(key, (one, ALLOW))
+    await rows.interactions.take(execution, HOLDER)
+    await rows.takeovers.take(execution, why="the test says so")
+    await rows.settle(execution, "paused")
+    await rows.answer(key, (two, ALLOW))
+    continuation = await rows.pick_up(key)
+    assert continuation.execution.source_execution_id == execution.execution_id
+    told = {one.interaction_id, two.interaction_id}
+    assert {gate.interaction_id for gate in continuation.continued} == told
+    await rows.settle(continuation.execution, "failed")
+    await rows.send(key)
+    assert {gate.interaction_id for gate in (await rows.pick_up(key)).continued} == told
+
+
 # Time
 
 

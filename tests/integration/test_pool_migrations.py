@@ -74,7 +74,7 @@ async def test_data_of_the_first_revision_goes_forward(postgres_dsn: str, tmp_pa
         tables = ("session", "execution", "input", "command")
         before = {table: await connection.fetch(f"SELECT * FROM pool.{table}") for table in tables}
         await migrate(Secret(postgres_dsn), SCHEMA, "services.pool")
-        assert await current_revision(Secret(postgres_dsn), SCHEMA) == "0005"
+        assert await current_revision(Secret(postgres_dsn), SCHEMA) == "0006"
         after = {table: await connection.fetch(f"SELECT * FROM pool.{table}") for table in tables}
         assert after == before
     finally:
