@@ -257,6 +257,51 @@ async def test_w_d10_a_continuation_that_fails_unseen_is_tried_once_more_cold(sh
     assert len(started) == 2
 
 
+async def test_a_turn_that_was_stopped_before_its_agent_was_asked_is_told_to_the_next_one(shared: Recorded) -> None:
+    """Its row was RUNNING in the session of an agent that was gone; the record of that has nothing of it."""
+    session = key()
+    first = await shared.backend.run(session, "remember my name is Ada")
+    await shared.backend.idle_entry(session)
+    psutil.Process(agent_of(first)).kill()
+
+    async def hold_the_next() -> None:
+        shared.recorder.hold("Acquire")
+
+    shared.recorder.after_acquire[session.project, session.session] = hold_the_next
+    sent = await shared.backend.send(session, "remember my town is Rome")
+    execution_id = sent.started.execution.execution_id
+
+    async def starts_over() -> bool:
+        return shared.recorder.told(session).count("Acquire") == 3
+
+    await eventually(starts_over)
+    assert (await shared.backend.execution(session, execution_id)).state == sessions.EXECUTION_STATE_RUNNING
+    await shared.backend.stop(session, execution_id)
+    assert (await shared.backend.ending(session, execution_id)).HasField("execution_stopped")
+    shared.recorder.release("Acquire")
+    ending = await shared.backend.run(session, "what is my town?")
+    assert "Rome" in agent_text(await shared.backend.events(session), ending.execution_id)
+    shared.check(session)
+
+
+@pytest.mark.exhaustive
+async def test_a_renewal_of_the_claim_before_costs_the_next_turn_nothing(shared: Recorded) -> None:
+    """The claim of the last turn is renewed, and refused, while that of the next one is on its way."""
+    session = key()
+    await shared.backend.run(session, "hello")
+    await shared.backend.idle_entry(session)
+    refused = shared.recorder.refused_renewal(session)
+
+    async def until_refused() -> None:
+        await refused.wait()
+
+    shared.recorder.after_acquire[session.project, session.session] = until_refused
+    warm = await shared.backend.run(session, "hello")
+    assert refused.is_set()
+    assert summary(warm).how == "warm"
+    await shared.until_told(session, "Acquire", "Release CLEAN_TURN", "Acquire", "Release CLEAN_TURN")
+
+
 async def test_w_d10_after_the_first_output_the_failure_stands(shared: Recorded) -> None:
     session = key()
     await shared.backend.run(session, "hello")

@@ -41,6 +41,7 @@ class SandboxRecorder(sandbox_service_pb2_grpc.SandboxServiceServicer):
         self._real = sandbox_service_pb2_grpc.SandboxServiceStub(self._channel)
         self._number = 0
         self._held: dict[str, asyncio.Event] = {}
+        self._refused: dict[tuple[str, str], asyncio.Event] = {}
         # Sessions whose claims do not stand any more, whatever the service says, and what is answered for them.
         self.after_acquire: dict[tuple[str, str], Callable[[], Awaitable[None]]] = {}
         self.lost: dict[tuple[str, str], sandbox_pb2.RenewalOutcome.ValueType] = {}
@@ -65,6 +66,14 @@ class SandboxRecorder(sandbox_service_pb2_grpc.SandboxServiceServicer):
         event = self._held[method] = asyncio.Event()
         return event
 
+    def release(self, method: str) -> None:
+        """Let go of the calls of a method, and hold no others."""
+        self._held.pop(method).set()
+
+    def refused_renewal(self, session: session_pb2.SessionKey) -> asyncio.Event:
+        """Set when a renewal of a claim of this session is refused."""
+        return self._refused.setdefault((session.project, session.session), asyncio.Event())
+
     async def Acquire(self, request: Any, context: Any) -> Any:
         return await self._pass(self._real.Acquire, "Acquire", request, context)
 
@@ -76,6 +85,8 @@ class SandboxRecorder(sandbox_service_pb2_grpc.SandboxServiceServicer):
         for renewal, result in zip(request.renewals, answer.results, strict=True):
             key = (renewal.session.project, renewal.session.session)
             result.outcome = self.lost.get(key, result.outcome)
+            if result.outcome != sandbox_pb2.RENEWAL_OUTCOME_OK and key in self._refused:
+                self._refused[key].set()
         return answer
 
     async def GetEndpoint(self, request: Any, context: Any) -> Any:

@@ -105,19 +105,23 @@ def finished_by(
     *,
     prompted: Finished | None,
     before: Finished | None,
+    cut_off: bool = False,
 ) -> Finished | None:
     """What a later `session/load` may be asked for, after an ending.
 
-    `prompted` is what this execution was given to, None when it never got so far; `before` is what stood until now. A
-    turn that failed may have spoiled the agent's own record of it, and one that was lost in another session than the
-    last finished one left that record behind: then the transcript is the truth.
+    `prompted` is what this execution was given to, None when it never got so far; `before` is what stood until now.
+    `cut_off`: its agent was ended in the middle, and may not have kept what it was told. A turn that failed may have
+    spoiled the agent's own record of it, and one that was lost, or cut off, in another session than the last finished
+    one left that record behind: then the transcript is the truth.
     """
     if prompted is None:
         return before
     match outcome:
-        case Outcome.COMPLETED | Outcome.PAUSED | Outcome.STOPPED:
+        case Outcome.COMPLETED | Outcome.PAUSED:
             return prompted
-        case Outcome.LOST:
+        case Outcome.STOPPED if not cut_off:
+            return prompted
+        case Outcome.STOPPED | Outcome.LOST:
             same = before is not None and (before.agent, before.session_id) == (prompted.agent, prompted.session_id)
             return before if same else None
         case Outcome.FAILED:

@@ -71,9 +71,14 @@ class Settlement:
             ended, prompted = closed.execution, None
             if ended.started_at is not None and ended.agent and ended.harness_session_id:
                 prompted = Finished(ended.agent, ended.harness_session_id, execution_id)
-            changing.ended(
-                execution_id, finished_by(winner.outcome, prompted=prompted, before=changing.session.finished)
+            finished = finished_by(
+                winner.outcome,
+                prompted=prompted,
+                before=changing.session.finished,
+                # What the pool itself ends runs no more, or is killed for it.
+                cut_off=ended.ending_event_id is not None,
             )
+            changing.ended(execution_id, finished)
             promoted = None
             cancelled = closed.cancelled_for is not None
             if winner.outcome is Outcome.PAUSED and not cancelled:

@@ -96,6 +96,14 @@ class Conversation:
     async def stop_unasked(self) -> Answer:
         """The answer of a turn that was stopped before the agent was asked."""
         await self._claim_cancel()
+        execution = self._picked.execution
+        # Before its ending: whoever settles that takes it from the row what the agent has been told.
+        await until_it_lands(
+            self._room.clock,
+            execution.key,
+            "not asked",
+            lambda: self._room.store.unasked(execution, self._room.holder),
+        )
         return Answer(self._asked)
 
     async def run(self, ready: Ready, note: str = "", decided: Decided | None = None) -> Answer:

@@ -113,6 +113,12 @@ def test_what_may_be_loaded_after(
     assert finished_by(outcome, prompted=prompted, before=before) == after
 
 
+def test_a_stopped_turn_whose_agent_was_killed_is_told_again() -> None:
+    assert finished_by(Outcome.STOPPED, prompted=LATER, before=A, cut_off=True) == A
+    assert finished_by(Outcome.STOPPED, prompted=B, before=A, cut_off=True) is None
+    assert finished_by(Outcome.STOPPED, prompted=None, before=A, cut_off=True) == A
+
+
 @pytest.mark.parametrize(
     ("state", "tries", "decision"),
     [
