@@ -165,7 +165,6 @@ def assemble(
         store=store,
         commands=commands,
         outbox=outbox,
-        entries=entries,
         sandboxes=sandboxes,
         log=log,
         driver=driver,

@@ -23,7 +23,6 @@ from services.pool.rows import Claim, Key
 from services.pool.store import Changed, Store
 from services.pool.turns.driver import Driver
 from services.pool.turns.sandboxes import Sandboxes
-from services.pool.warm.entries import Entries
 
 logger = logging.getLogger(__name__)
 crashpoint = crashpoints.declare("pool", "kill.committed", "delete.committed", "delete.workspace_deleted")
@@ -41,7 +40,6 @@ class Removal:
         store: Store,
         commands: Commands,
         outbox: Outbox,
-        entries: Entries,
         sandboxes: Sandboxes,
         log: Log,
         driver: Driver,
@@ -51,7 +49,6 @@ class Removal:
         self._store = store
         self._commands = commands
         self._outbox = outbox
-        self._entries = entries
         self._sandboxes = sandboxes
         self._log = log
         self._driver = driver
@@ -95,12 +92,8 @@ class Removal:
 
     async def _without_agent(self, key: Key, epoch: int) -> None:
         # First: a turn that only saw its agent go would call that a failure.
-        self._driver.fence(key, epoch)
+        self._driver.evict(key, epoch)
         self._driver.evict_elsewhere(key, epoch)
-        entry = self._entries.get(key)
-        if entry is not None and entry.claim < Claim(epoch, 0):
-            self._entries.drop(entry)
-            self._sandboxes.let_go(key, entry.claim)
 
     def _now(self) -> datetime:
         return self._clock.now()

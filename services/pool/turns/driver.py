@@ -129,12 +129,7 @@ class Driver:
         """Another replica says that rows of a session wait."""
         lane, entry = self._lanes.get(key), self._room.entries.get(key)
         if reason == pool_pb2.NUDGE_REASON_EVICT:
-            if entry is None or entry.claim.epoch >= epoch:
-                return Receipt.NOT_HELD
-            self.fence(key, epoch)
-            self._room.entries.drop(entry)
-            self._room.sandboxes.let_go(key, entry.claim)
-            return Receipt.ACCEPTED
+            return Receipt.ACCEPTED if self.evict(key, epoch) else Receipt.NOT_HELD
         turn = lane.turn if lane is not None else None
         if reason == pool_pb2.NUDGE_REASON_EXECUTION:
             if turn is not None and turn.epoch >= epoch:
@@ -164,6 +159,19 @@ class Driver:
         lane = self._lanes.get(key)
         if lane is not None and lane.turn is not None:
             lane.turn.fence(epoch)
+
+    def evict(self, key: Key, epoch: int) -> bool:
+        """Let go of the agent that is kept here for a session which went on to `epoch`; whether there was one."""
+        lane, entry = self._lanes.get(key), self._room.entries.get(key)
+        self.fence(key, epoch)
+        if entry is None or entry.claim.epoch >= epoch:
+            return False
+        if lane is not None and lane.turn is not None and lane.turn.epoch >= epoch:
+            # It has taken the entry, and its claim is on the way.
+            return False
+        self._room.entries.drop(entry)
+        self._room.sandboxes.let_go(key, entry.claim)
+        return True
 
     def evict_elsewhere(self, key: Key, epoch: int) -> None:
         """Have another replica that keeps the agent of a session let go of what it has below `epoch`, soon."""

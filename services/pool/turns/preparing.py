@@ -263,6 +263,8 @@ class Preparation:
         except HearthError as error:
             raise TurnFailed(_failed_run(error.reason), error.message) from error
         self.sandbox_id = acquired.sandbox_id
+        # A renewal of the claim of the turn before may have been refused for this one.
+        self._room.entries.claimed(entry)
         self._room.sandboxes.hold(self._key, claim, sandbox_pb2.TENURE_ACTIVE, lambda fenced: self._lost(entry, fenced))
         return acquired
 

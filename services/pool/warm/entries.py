@@ -262,6 +262,11 @@ class Entries:
         if entry.state is EntryState.IDLE:
             self.drop(entry)
 
+    def claimed(self, entry: Entry) -> None:
+        """The sandbox of a BUSY entry was acquired under a new claim: what became of the last one does not matter."""
+        if entry.state is EntryState.BUSY and self._entries.get(entry.key) is entry:
+            entry.lost = False
+
     async def _closed(self, entry: Entry, reason: Reason) -> None:
         crashpoint("close.begun")
         try:
