@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from hearth.sandbox.v1 import sandbox_service_pb2_grpc
-from services.chassis import crashpoints
+from services.chassis import crashpoints, http_client
 from services.chassis.migrations import migrate
 from services.chassis.postgres import create_pool
 from services.chassis.server import App, run
@@ -29,7 +29,7 @@ async def build(app: App[SandboxSettings]) -> AsyncIterator[None]:
     await migrate(settings.postgres_dsn, "sandbox", "services.sandbox", start_timeout=settings.postgres_start_timeout)
     pool = await create_pool(settings, "sandbox")
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
-    async with pool, aiohttp.ClientSession(connector=connector) as session:
+    async with pool, http_client.new_session(connector=connector) as session:
         providers = await switched_on.connect(settings, app.clock, app.ids)
         parts = await assemble(
             settings,

@@ -12,6 +12,7 @@ import aiohttp
 from opentelemetry.instrumentation.utils import suppress_http_instrumentation
 
 from hearth.secret import Secret
+from services.chassis import http_client
 from services.chassis.clock import Clock
 from services.sandbox.providers.port import Address, DaemonFailed
 
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
 _TOKEN_BYTES = 32
+# Of an answer about its health.
+_ANSWER_BYTES = 64 * 1024
 
 
 class Pulse(enum.Enum):
@@ -50,7 +53,7 @@ class Daemons:
             # Without a span of its own: the stage that it is part of has one.
             with suppress_http_instrumentation():
                 async with self._session.get(f"{url}/v1/health", headers=sent, timeout=self._timeout) as response:
-                    await response.read()
+                    await http_client.read_body(response, _ANSWER_BYTES)
                     if response.status == 200:
                         return Pulse.ALIVE
                     return Pulse.REFUSED if response.status in (401, 403) else Pulse.SILENT

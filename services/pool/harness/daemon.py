@@ -12,7 +12,9 @@ from urllib.parse import quote
 
 import aiohttp
 
+from services.chassis import http_client
 from services.pool.harness.port import DaemonEndpoint, HarnessError, Pulse
+from services.pool.harness.sse import MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +22,8 @@ CONNECT_SECONDS = 10.0
 PULSE_SECONDS = 3.0
 # Waits for the answers to a DELETE: the real daemon never answers the first one but acts when its caller hangs up.
 DELETE_SECONDS = (0.5, 2.0, 5.0)
+# Of an answer that says no more than that, or why not.
+_WORD_BYTES = 64 * 1024
 
 
 class Refused(Exception):
@@ -79,7 +83,7 @@ def new_http() -> aiohttp.ClientSession:
     # Every running prompt holds two connections, so nothing limits their number. Idle ones are let go before a daemon
     # or a proxy would do it: a prompt must not be sent into a connection that is about to close.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
-    return aiohttp.ClientSession(connector=connector, trace_configs=[trace])
+    return http_client.new_session(connector=connector, trace_configs=[trace])
 
 
 async def _chunk_sent(
@@ -131,6 +135,7 @@ class Daemon:
             headers={**(headers or {}), "Content-Type": "application/json"},
             data=body,
             sent=sent,
+            limit=MESSAGE_BYTES,
         )
         return _object(content) if content else None
 
@@ -169,6 +174,7 @@ class Daemon:
             timeout=timeout + CONNECT_SECONDS,
             headers={"Content-Type": "application/json"},
             data=json.dumps(request).encode(),
+            limit=MESSAGE_BYTES,
         )
         answer = _object(content)
         code, output = answer.get("exitCode"), answer.get("stdout")
@@ -198,6 +204,7 @@ class Daemon:
         headers: Mapping[str, str] | None = None,
         data: bytes | None = None,
         sent: asyncio.Event | None = None,
+        limit: int = _WORD_BYTES,
     ) -> bytes:
         sent = sent or asyncio.Event()
         try:
@@ -211,7 +218,7 @@ class Daemon:
                 trace_request_ctx=sent,
                 allow_redirects=False,
             ) as response:
-                content = await response.read()
+                content = await http_client.read_body(response, limit)
                 if response.status < 300:
                     return content
                 raise _refused(response.status, content)

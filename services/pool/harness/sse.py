@@ -24,7 +24,8 @@ from services.pool.harness.port import HarnessError
 
 logger = logging.getLogger(__name__)
 
-LINE_BYTES = 16 * 1024 * 1024
+# Of one message, and of one line.
+MESSAGE_BYTES = 16 * 1024 * 1024
 # agentd says in it how far its messages go; the real daemon says nothing.
 NEWEST_HEADER = "Hearth-Newest-Event"
 READ_BYTES = 256 * 1024
@@ -45,12 +46,12 @@ class Event:
 class Parser:
     """Cuts bytes into events. One for each connection; what is incomplete at its end is thrown away."""
 
-    def __init__(self, limit: int = LINE_BYTES) -> None:
+    def __init__(self, limit: int = MESSAGE_BYTES) -> None:
         self._limit = limit
         self._line: list[bytes] = []
         self._size = 0
         self._after_return = False
-        self._data: list[bytes] = []
+        self._data: bytearray | None = None
         self._number: int | None = None
 
     def feed(self, chunk: bytes) -> list[Event]:
@@ -69,16 +70,21 @@ class Parser:
                 self._line, self._size = [], 0
                 if line:
                     self._take(line)
-                elif self._data:
-                    events.append(Event(self._number, b"\n".join(self._data)))
-                    self._data, self._number = [], None
+                elif self._data is not None:
+                    events.append(Event(self._number, bytes(self._data)))
+                    self._data, self._number = None, None
         return events
 
     def _take(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name == b"data":
-            self._data.append(value)
+            if self._data is None:
+                self._data = bytearray(value)
+            else:
+                self._data += b"\n" + value
+            if len(self._data) > self._limit:
+                raise MalformedStream(f"a message of more than {self._limit} bytes")
         elif name == b"id":
             if not value.isdigit() or len(value) > 18:
                 raise MalformedStream("an event number that is not a number")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from hearth.secret import Secret
+from services.chassis import http_client
 from services.chassis.clock import Clock
 from services.sandbox.providers import daytona_inside as inside
 from services.sandbox.providers.daytona_options import DaytonaOptions
@@ -21,6 +22,7 @@ _PREVIEW_HEADER = "X-Daytona-Preview-Token"
 _PROBE_SECONDS = 2.0
 # The way through the proxy paces these more than the pause, which every start pays once.
 _PROBE_PAUSE = 0.01
+_PROBE_BYTES = 64 * 1024
 # A daemon that does not answer is looked at from inside as often as this.
 _LOOK_INSIDE_SECONDS = 0.5
 
@@ -32,7 +34,7 @@ class DaemonStarter:
         self._sdk = sdk
         self._options = options
         self._clock = clock
-        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PROBE_SECONDS))
+        self._http = http_client.new_session(timeout=aiohttp.ClientTimeout(total=_PROBE_SECONDS))
 
     async def restart(self, sandbox_id: str, workspace: str, daemon: DaemonRequest, until: float) -> Address:
         """End every process but the base, see that none is left, start the daemon and see it answer."""
@@ -101,7 +103,7 @@ class DaemonStarter:
         headers = {**address.headers, "Authorization": f"Bearer {token.reveal()}"}
         try:
             async with self._http.get(f"{address.url}/v1/health", headers=headers) as response:
-                await response.read()
+                await http_client.read_body(response, _PROBE_BYTES)
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError):
             return False

@@ -47,6 +47,15 @@ def test_long_lines_pass_and_endless_ones_do_not() -> None:
         parser.feed(b"x")
 
 
+def test_a_message_of_lines_without_end_does_not_pass() -> None:
+    with pytest.raises(MalformedStream, match="message of more than 1000 bytes"):
+        Parser(limit=1000).feed(b"data: x\n" * 1000)
+    with pytest.raises(MalformedStream, match="message of more than 1000 bytes"):
+        Parser(limit=1000).feed(b"data\n" * 2000)
+    assert Parser(limit=1000).feed(b"data: x\n\n" * 1000) == [Event(None, b"x")] * 1000
+    assert Parser().feed(b"data\n\ndata:\ndata\n\n") == [Event(None, b""), Event(None, b"\n")]
+
+
 @pytest.mark.parametrize("number", [b"one", b"-1", b"1.5", b"", b"9" * 19])
 def test_numbers_must_be_numbers(number: bytes) -> None:
     with pytest.raises(MalformedStream):
