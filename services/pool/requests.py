@@ -359,11 +359,16 @@ def page_token(value: str, *kinds: type) -> list[Any] | None:
         return None
     try:
         found: object = json.loads(base64.urlsafe_b64decode(value.encode()))
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, list) or [type(one) for one in found] != list(kinds):
+    if not isinstance(found, list) or [type(one) for one in found] != list(kinds) or not all(map(_storable, found)):
         raise invalid("page_token", "must be a next_page_token of this call, or empty")
     return found
+
+
+def _storable(value: object) -> bool:
+    """Whether a column can hold it; no other value was ever in a token."""
+    return value.isprintable() if isinstance(value, str) else isinstance(value, int) and 0 <= value < 2**63
 
 
 def next_page_token(*values: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from opentelemetry import trace
@@ -320,8 +320,8 @@ async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
 
 def _moment(text: str) -> datetime:
     try:
-        return datetime.fromisoformat(text)
-    except ValueError:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
         raise _wrong_token() from None
 
 

@@ -7,7 +7,7 @@ import binascii
 import ipaddress
 import re
 from collections.abc import Callable, Collection
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
@@ -126,8 +126,8 @@ def read_page_token(token: str) -> Position | None:
         created_at = datetime.fromisoformat(moment)
         if created_at.tzinfo is None:
             raise ValueError("a time without zone")
-        return Position(created_at, str(UUID(sandbox_id)))
-    except (ValueError, binascii.Error):
+        return Position(created_at.astimezone(UTC), str(UUID(sandbox_id)))
+    except (ValueError, OverflowError, binascii.Error):
         raise invalid("page_token", "is not one that this service gave out") from None
 
 

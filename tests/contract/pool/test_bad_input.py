@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import uuid
 
 import grpc
@@ -180,7 +181,14 @@ async def test_unknown_things(backend: Backend) -> None:
     for wrong in ("x", "{" + nothing + "}", nothing.replace("-", "")):
         error = await refused(backend.execution(session, wrong))
         assert [name for name, _ in error.field_violations] == ["execution_id"]
-    for token in ("x", "W10=", "WyJhIl0="):
+    made_up = (
+        "[" * 100_000,
+        "[9223372036854775808]",
+        '["0001-01-01T00:00:00+14:00", "a"]',
+        '["2026-01-01T00:00:00+00:00", "\\u0000"]',
+        '["2026-01-01T00:00:00+00:00", "\\ud800"]',
+    )
+    for token in ("x", "W10=", "WyJhIl0=", *(base64.urlsafe_b64encode(text.encode()).decode() for text in made_up)):
         for listing in (
             backend.sessions.ListInputs(calls.ListInputsRequest(session=session, page_token=token)),
             backend.sessions.ListSessions(calls.ListSessionsRequest(project="acme", page_token=token)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from pathlib import Path
 
@@ -126,7 +127,8 @@ async def test_pages_are_complete_and_in_order(sandboxes: Sandboxes, holder: str
     for fields, field in (({"session": "s1"}, "project"), ({"tenure": 99}, "tenure")):
         refusal = await refused(sandboxes.list(**fields))
         assert [found for found, _ in refusal.field_violations] == [field]
-    for token in ("x", "eA==", "MjAyNi0wMS0wMSB4"):
+    too_early = base64.urlsafe_b64encode(f"0001-01-01T00:00:00+14:00 {new_id()}".encode()).decode()
+    for token in ("x", "eA==", "MjAyNi0wMS0wMSB4", too_early):
         request = sandbox_service_pb2.ListSandboxesRequest(page_token=token)
         with pytest.raises(Exception, match="page_token"):
             await sandboxes.stub.ListSandboxes(request, timeout=10)
