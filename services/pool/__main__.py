@@ -103,6 +103,7 @@ async def build(app: App[PoolSettings]) -> AsyncIterator[None]:
         await parts.observer.replaced(parts.replicas.place, parts.replicas.address)
         spawn("seal anew", parts.credentials.seal_anew())
         app.tasks.repeat("sweeps", parts.sweeps.look, every=sweeps.EVERY, clock=app.clock)
+        app.tasks.repeat("deletions", parts.sweeps.finish_deletions, every=sweeps.EVERY, clock=app.clock)
         rows = UpkeepRows(pool)
         metrics.watch(
             app.readings,

@@ -1,6 +1,7 @@
 """What nobody did in time: found in the rows every second, and done by whoever finds it.
 
 Every commit wakes the driver at once; these reads are for what a crash, a lost wake or another process left behind.
+Deletions wait for other services, and are finished beside the rest: nothing that `look` does waits for any.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class Drives(Protocol):
 
 
 class Sweeps:
-    """Each `look` finds it all. `wake` looks at a session, `take` starts what waits in it whoever holds it, `take_over`
-    takes what its driver forgot, `purge` finishes a deletion, which one replica does (`first`), `expire` closes what
-    nobody answered in time."""
+    """Each `look` finds all but the deletions, which one replica finishes (`first`). `wake` looks at a session, `take`
+    starts what waits in it whoever holds it, `take_over` takes what its driver forgot, `purge` finishes a deletion,
+    `expire` closes what nobody answered in time."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Sweeps:
         self._left: dict[str, int] = {}
 
     async def look(self) -> None:
-        """One look at everything."""
+        """One look at everything but the deletions."""
         await self._pick_up()
         for key in await self._rows.commands_here(self._holder, _BATCH):
             self._wake(key)
@@ -87,8 +88,14 @@ class Sweeps:
         for key in await self._rows.facts_here(self._holder, _OVERDUE, _BATCH):
             self._outbox.wake(key)
         await self._repair()
-        if self._first():
-            for key, epoch in await self._store.to_purge(_PURGES):
+
+    async def finish_deletions(self) -> None:
+        """One look at deletions that were accepted and are not done."""
+        if not self._first():
+            return
+        for key, epoch in await self._store.to_purge(_PURGES):
+            # They may take long enough for another replica to be the first meanwhile.
+            if self._first():
                 await self._finish_deletion(key, epoch)
 
     async def _pick_up(self) -> None:
