@@ -14,11 +14,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc.aio
 import psutil
 import pytest
 import pytest_asyncio
 
-from hearth.pool.v1 import pool_pb2, pool_service_pb2
+from hearth.pool.v1 import pool_pb2, pool_service_pb2, replica_service_pb2, replica_service_pb2_grpc
 from hearth.sandbox.v1 import sandbox_pb2
 from hearth.session.v1 import session_pb2 as sessions
 from hearth.session.v1 import session_service_pb2 as calls
@@ -300,6 +301,33 @@ async def test_a_renewal_of_the_claim_before_costs_the_next_turn_nothing(shared:
     assert refused.is_set()
     assert summary(warm).how == "warm"
     await shared.until_told(session, "Acquire", "Release CLEAN_TURN", "Acquire", "Release CLEAN_TURN")
+
+
+async def test_an_eviction_below_the_epoch_of_a_turn_leaves_its_agent_alone(shared: Recorded) -> None:
+    """It comes late, when the turn has taken the agent and its own claim is still to come."""
+    session, backend = key(), shared.backend
+    await backend.run(session, "hello")
+    await backend.idle_entry(session)
+    (replica,) = (await backend.pools.ListReplicas(pool_service_pb2.ListReplicasRequest())).replicas
+    said = sessions.TranscriptEntry(user_message=sessions.TranscriptUserMessage(text="hello"))
+
+    async def is_taken() -> bool:
+        return (await shared.entries())[session.project, session.session] == "BUSY"
+
+    async with grpc.aio.insecure_channel(shared.house.pool.address) as channel:
+        with frozen(shared.house, "history"):
+            sent = await backend.send(session, "hello again", expected=sessions.ExpectedTranscript(entries=[said]))
+            await eventually(is_taken)
+            nudge = replica_service_pb2.NudgeRequest(
+                session=session,
+                epoch=sent.started.execution.epoch,
+                reason=pool_pb2.NUDGE_REASON_EVICT,
+                holder=replica.holder,
+            )
+            answer = await replica_service_pb2_grpc.ReplicaServiceStub(channel).Nudge(nudge, timeout=20)
+            assert answer.receipt == pool_pb2.NUDGE_RECEIPT_NOT_HELD
+    ending = await backend.ending(session, sent.started.execution.execution_id)
+    assert summary(ending).how == "warm"
 
 
 async def test_w_d10_after_the_first_output_the_failure_stands(shared: Recorded) -> None:
