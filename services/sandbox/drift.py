@@ -26,6 +26,8 @@ class Mend(enum.Enum):
     STOP = "stop"
     # It stopped by itself.
     NOTE_STOPPED = "note_stopped"
+    # It is listed as stopped or broken and was not: a list may be older than its start, only a look at it proves that.
+    DOUBT = "doubt"
     # It is not listed; only the provider's own "not found" proves that it is gone.
     LOOK = "look"
 
@@ -98,10 +100,21 @@ def mend(row: Row, instance: Instance | None) -> Mend:  # noqa: PLR0911 - a tabl
         return Mend.TAKE_OVER
     if instance is None:
         return Mend.LOOK
-    if instance.state is InstanceState.ERROR or row.observed in (Observed.ERROR, Observed.UNKNOWN):
+    if row.observed in (Observed.ERROR, Observed.UNKNOWN):
         return Mend.DELETE
+    if instance.state is InstanceState.ERROR:
+        return Mend.DOUBT
     if instance.state is InstanceState.STOPPED:
-        return Mend.NOTHING if row.observed is Observed.STOPPED else Mend.NOTE_STOPPED
+        return Mend.NOTHING if row.observed is Observed.STOPPED else Mend.DOUBT
     if instance.state is InstanceState.RUNNING and (row.observed is Observed.STOPPED or row.desired is Desired.STOPPED):
         return Mend.STOP
+    return Mend.NOTHING
+
+
+def proven(row: Row, instance: Instance) -> Mend:
+    """What to do about `row`, which was doubted, now that the provider was asked for its `instance` alone."""
+    if instance.state is InstanceState.ERROR:
+        return Mend.DELETE
+    if instance.state is InstanceState.STOPPED and row.observed is not Observed.STOPPED:
+        return Mend.NOTE_STOPPED
     return Mend.NOTHING

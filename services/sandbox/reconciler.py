@@ -19,7 +19,7 @@ from services.chassis import crashpoints
 from services.chassis.clock import Clock, Ids
 from services.chassis.telemetry import span
 from services.sandbox.claims import LeaseLimits, Leases, Sighting, lapsed, observe
-from services.sandbox.drift import Limits, Mend, Plan, compare, strangers
+from services.sandbox.drift import Limits, Mend, Plan, compare, proven, strangers
 from services.sandbox.metrics import Metrics
 from services.sandbox.providers.port import Instance, InstanceNotFound, Provider, ProviderError
 from services.sandbox.release import Releaser
@@ -211,6 +211,8 @@ class Reconciler:
 
     async def _mend(self, row: Row, what: Mend) -> bool:
         """Whether the row was changed; not, when somebody else was faster or there is nothing to be done yet."""
+        if what is Mend.NOTHING:
+            return False
         logger.warning("mending", extra={"sandbox_id": row.sandbox_id, "mend": what.value, "observed": row.observed})
         if what is Mend.DELETE:
             return await self._transitions.delete(row) is not None
@@ -220,7 +222,7 @@ class Reconciler:
             return await self._transitions.seen(row, Observed.STOPPED) is not None
         if what is Mend.TAKE_OVER:
             return await self._take_over(row)
-        return await self._look(row)
+        return await self._look(row, doubted=what is Mend.DOUBT)
 
     async def _take_over(self, row: Row) -> bool:
         """Whoever worked on it is dead. Nobody asked us for a sandbox, so what runs is ended as it was meant to be; an
@@ -237,9 +239,10 @@ class Reconciler:
             await self._transitions.delete(settled)
         return True
 
-    async def _look(self, row: Row) -> bool:
+    async def _look(self, row: Row, *, doubted: bool) -> bool:
+        """Ask for the instance alone. Of one that was only not listed it matters whether it is there."""
         try:
-            await self._transitions.call(
+            instance = await self._transitions.call(
                 row.provider, self._transitions.deadlines.stop, lambda provider: provider.get(row.reference)
             )
         except InstanceNotFound:
@@ -247,7 +250,8 @@ class Reconciler:
             return await self._transitions.seen(row, Observed.GONE) is not None
         except ProviderError as trouble:
             logger.warning("cannot look", extra={"sandbox_id": row.sandbox_id, "error": str(trouble)})
-        return False
+            return False
+        return await self._mend(row, proven(row, instance)) if doubted else False
 
     async def _reap(self, provider: Provider, instance: Instance) -> None:
         """Delete an instance that carries our label and has no living row. It is written down first, so that it is

@@ -18,7 +18,7 @@ from hearth.tracing.layout import Trace, lay_out
 from hearth.tracing.store import Span, TraceStore
 from tests.support.daytona import Fault, Kind, RunningStandIn, StandIn
 from tests.support.processes import ServiceProcess
-from tests.support.sandboxes import Sandboxes, connected, disposition, how, new_id, service_environment
+from tests.support.sandboxes import Sandboxes, connected, disposition, how, new_id, service_environment, state
 from tests.support.servers import Servers
 from tests.support.waiting import eventually
 
@@ -224,6 +224,33 @@ async def test_a_provider_that_does_not_list_is_named(sandboxes: Sandboxes, stan
     assert list(report.unanswered) == ["daytona"]
     stand_in.faults.clear()
     assert list((await sandboxes.reconcile()).unanswered) == []
+
+
+@pytest.mark.parametrize(("listed", "wanted"), [("stopped", "stopped"), ("error", "started")])
+async def test_a_list_that_is_behind_ends_no_turn(
+    sandboxes: Sandboxes, stand_in: RunningStandIn, holder: str, listed: str, wanted: str
+) -> None:
+    session = f"s-{new_id()}"
+    acquired = await sandboxes.acquire(session, holder=holder, spec=SPEC)
+    behind = stand_in.faults.add(Fault("list", Kind.LIE, times=1, state=listed, desired=wanted))
+    report = await sandboxes.reconcile()
+    assert (behind.fired, report.mended) == (1, 0)
+    assert state(await sandboxes.get(acquired.sandbox_id)) == "RUNNING/ACTIVE"
+    assert [renewal.outcome for renewal in await sandboxes.renew(holder, (session, 1, 1))] == [
+        sandbox_pb2.RENEWAL_OUTCOME_OK
+    ]
+    assert stand_in.running() == 1
+
+
+async def test_what_breaks_during_a_turn_is_mended_once_the_instance_itself_says_so(
+    sandboxes: Sandboxes, stand_in: RunningStandIn, holder: str
+) -> None:
+    acquired = await sandboxes.acquire(f"s-{new_id()}", holder=holder, spec=SPEC)
+    instance = (await sandboxes.get(acquired.sandbox_id)).provider_id
+    stand_in.kill(instance)
+    await eventually(lambda: stand_in.sandbox(instance).state == "error")
+    assert (await sandboxes.reconcile()).mended == 1
+    assert (await sandboxes.get(acquired.sandbox_id)).observed == sandbox_pb2.SANDBOX_STATE_GONE
 
 
 async def test_what_it_costs_now_and_at_worst(sandboxes: Sandboxes, holder: str) -> None:

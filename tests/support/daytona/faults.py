@@ -27,7 +27,7 @@ class Kind(enum.Enum):
     DROP = "drop"  # the connection is cut, nothing done
     LOSE_REPLY = "lose_reply"  # done, and the connection cut in place of the reply; on create: an orphan
     FAIL_AFTER = "fail_after"  # done, and answered with `status`; on create: an orphan
-    LIE = "lie"  # done; the reply names `state` as the sandbox's state
+    LIE = "lie"  # done; the reply names `state` as the sandbox's state, and `desired`, if given, as what it shall be
     STUCK = "stuck"  # the transition begins and does not end for `seconds` (0: until `release`)
     BREAK = "break"  # the transition ends in `error` (`recoverable` as said)
 
@@ -50,6 +50,7 @@ class Fault:
     retry_after: float | None = None
     seconds: float = 0.0
     state: str = ""
+    desired: str = ""
     recoverable: bool = True
 
 

@@ -123,7 +123,7 @@ class Gate:
             if fault.kind is Kind.FAIL_AFTER:
                 raise refusal(fault, source)
             return cut(request)
-        return _lying(response, fault.state) if fault.kind is Kind.LIE else response
+        return _lying(response, fault) if fault.kind is Kind.LIE else response
 
 
 def refusal(fault: Fault, source: str) -> Problem:
@@ -161,12 +161,13 @@ def reply(value: Any, status: int = 200) -> web.Response:
     return web.json_response(value, status=status, dumps=dumps)
 
 
-def _lying(response: web.StreamResponse, state: str) -> web.StreamResponse:
+def _lying(response: web.StreamResponse, fault: Fault) -> web.StreamResponse:
     """The same response with another state in it."""
     if not isinstance(response, web.Response) or not isinstance(response.body, bytes):
         return response
     value = json.loads(response.body)
     for shown in value.get("items", [value]):
         if "state" in shown:
-            shown["state"] = state
+            shown["state"] = fault.state
+            shown["desiredState"] = fault.desired or shown["desiredState"]
     return reply(value, response.status)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from services.sandbox.claims import Claim
-from services.sandbox.drift import Limits, Mend, compare, mend
+from services.sandbox.drift import Limits, Mend, compare, mend, proven
 from services.sandbox.providers.port import Instance, InstanceState
 from services.sandbox.rows import Key, Row
 from services.sandbox.states import Desired, Observed, Tenure
@@ -37,13 +37,14 @@ def instance(name: str, state: InstanceState = InstanceState.RUNNING, age: float
     ("change", "state", "expected"),
     [
         ({}, InstanceState.RUNNING, Mend.NOTHING),
-        ({}, InstanceState.STOPPED, Mend.NOTE_STOPPED),
-        ({"tenure": Tenure.PARKED}, InstanceState.STOPPED, Mend.NOTE_STOPPED),
-        ({}, InstanceState.ERROR, Mend.DELETE),
+        ({}, InstanceState.STOPPED, Mend.DOUBT),
+        ({"tenure": Tenure.PARKED}, InstanceState.STOPPED, Mend.DOUBT),
+        ({}, InstanceState.ERROR, Mend.DOUBT),
         ({}, InstanceState.STARTING, Mend.NOTHING),
         ({}, InstanceState.UNKNOWN, Mend.NOTHING),
         ({}, None, Mend.LOOK),
         (STOPPED, InstanceState.STOPPED, Mend.NOTHING),
+        (STOPPED, InstanceState.ERROR, Mend.DOUBT),
         (STOPPED, InstanceState.RUNNING, Mend.STOP),
         (STOPPED, None, Mend.LOOK),
         ({"desired": Desired.STOPPED}, InstanceState.RUNNING, Mend.STOP),
@@ -51,6 +52,7 @@ def instance(name: str, state: InstanceState = InstanceState.RUNNING, age: float
         ({"tenure": Tenure.ORPHAN, "observed": Observed.UNKNOWN}, InstanceState.RUNNING, Mend.DELETE),
         ({"tenure": Tenure.ORPHAN, "observed": Observed.UNKNOWN}, None, Mend.DELETE),
         ({"observed": Observed.UNKNOWN}, InstanceState.RUNNING, Mend.DELETE),
+        ({"observed": Observed.ERROR}, InstanceState.STOPPED, Mend.DELETE),
         # Somebody works on it: whatever is listed may be older than what they did.
         ({"worker": "w", "observed": Observed.STARTING}, InstanceState.STOPPED, Mend.NOTHING),
         ({"worker": "w", "observed": Observed.CREATING}, None, Mend.NOTHING),
@@ -63,6 +65,25 @@ def instance(name: str, state: InstanceState = InstanceState.RUNNING, age: float
 def test_mend(change: dict[str, object], state: InstanceState | None, expected: Mend) -> None:
     row = replace(ROW, **change)  # type: ignore[arg-type]
     assert mend(row, instance(row.name, state) if state else None) is expected
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "expected"),
+    [
+        ({}, InstanceState.RUNNING, Mend.NOTHING),
+        ({}, InstanceState.STARTING, Mend.NOTHING),
+        ({}, InstanceState.UNKNOWN, Mend.NOTHING),
+        ({}, InstanceState.STOPPED, Mend.NOTE_STOPPED),
+        ({}, InstanceState.ERROR, Mend.DELETE),
+        (STOPPED, InstanceState.STOPPED, Mend.NOTHING),
+        (STOPPED, InstanceState.ERROR, Mend.DELETE),
+    ],
+)
+def test_what_a_list_made_doubtful_is_judged_by_the_instance_alone(
+    change: dict[str, object], state: InstanceState, expected: Mend
+) -> None:
+    row = replace(ROW, **change)  # type: ignore[arg-type]
+    assert proven(row, instance(row.name, state)) is expected
 
 
 def test_an_instance_without_a_row_is_unknown_once_it_is_old_enough() -> None:
