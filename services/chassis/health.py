@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeAlias
 
 import grpc.aio
-from grpc_health.v1 import health_pb2
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hearth.version import VERSION_KEY, version
+from services.chassis.errors import invalid
 
 logger = logging.getLogger(__name__)
 
@@ -18,25 +19,70 @@ Check = Callable[[], Awaitable[object]]
 
 CHECK_EVERY_SECONDS = 1.0
 CHECK_TIMEOUT_SECONDS = 2.0
+# Anybody may watch, without a token.
+MOST_WATCHERS = 10_000
+LONGEST_NAME_BYTES = 128
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+# Quoted: the class is generic for the type checker only.
+_Context: TypeAlias = "grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]"
 
 
-class _Servicer(HealthServicer):  # type: ignore[misc]
-    """The standard service, which also tells the version of the process."""
+class Servicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """The standard service, which also tells the version of the process.
+
+    That of the library is not used: it writes to a watcher while it holds a lock that changes of the health wait for,
+    so that one watcher who takes nothing would freeze the health of the process.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
         self._version = ((VERSION_KEY, version()),)
+        self._statuses: dict[str, health_pb2.HealthCheckResponse.ServingStatus] = {}
+        self._changed = asyncio.Event()
+        self._final = False
+        self._watchers = 0
 
-    async def Check(
-        self,
-        request: health_pb2.HealthCheckRequest,
-        context: grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
-    ) -> health_pb2.HealthCheckResponse:
+    def publish(self, statuses: Mapping[str, health_pb2.HealthCheckResponse.ServingStatus]) -> None:
+        """Tell these from now on; after `end` nothing changes any more."""
+        if self._final or statuses.items() <= self._statuses.items():
+            return
+        self._statuses |= statuses
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def end(self) -> None:
+        """NOT_SERVING for good, whatever the name."""
+        self.publish(dict.fromkeys(self._statuses, _NOT_SERVING))
+        self._final = True
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: _Context) -> health_pb2.HealthCheckResponse:
         context.set_trailing_metadata(self._version)
-        return await super().Check(request, context)
+        status = self._statuses.get(request.service)
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND)
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:
+        name = request.service
+        if len(name.encode()) > LONGEST_NAME_BYTES:
+            raise invalid("service", f"may have {LONGEST_NAME_BYTES} bytes")
+        if self._watchers >= MOST_WATCHERS:
+            # The one code after which gRPC's clients go on without a health; after any other they make no calls.
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "too many watch already; use Check")
+        self._watchers += 1
+        told = None
+        try:
+            while True:
+                changed, status = self._changed, self._statuses.get(name, _UNKNOWN)
+                if status != told:
+                    await context.write(health_pb2.HealthCheckResponse(status=status))
+                    told = status
+                await changed.wait()
+        finally:
+            self._watchers -= 1
 
 
 class Health:
@@ -47,7 +93,7 @@ class Health:
     """
 
     def __init__(self) -> None:
-        self.servicer = _Servicer()
+        self.servicer = Servicer()
         self._checks: dict[str, Check] = {}
         self._down: dict[str, str] = {}
         self._services: list[str] = [""]
@@ -78,13 +124,14 @@ class Health:
         found = await asyncio.gather(*(self._ask(self._checks[name]) for name in names))
         for name, trouble in zip(names, found, strict=True):
             self._note(name, trouble)
-            await self.servicer.set(name, _NOT_SERVING if trouble else _SERVING)
-        for service in self._services:
-            await self.servicer.set(service, _NOT_SERVING if self._down else _SERVING)
+        serves = dict.fromkeys(self._services, not self._down)
+        self.servicer.publish(
+            {name: _SERVING if well else _NOT_SERVING for name, well in {**self.answering, **serves}.items()}
+        )
 
-    async def drain(self) -> None:
-        """NOT_SERVING for good: the process ends."""
-        await self.servicer.enter_graceful_shutdown()
+    def drain(self) -> None:
+        """NOT_SERVING for good: the process ends. Waits for nobody who is told."""
+        self.servicer.end()
 
     def _note(self, name: str, trouble: str | None) -> None:
         if trouble and name not in self._down:

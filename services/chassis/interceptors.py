@@ -40,6 +40,8 @@ Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler
 # A handler of any kind: the request (or the iterator of requests) and the context in, the response (None after a stream
 # of responses, which it has written) out.
 Run: TypeAlias = "Callable[[Any, Context], Awaitable[Any]]"
+# Of a message to what needs no token, which is kept as long as its stream: it names a service, a symbol or a file.
+_OPEN_BYTES = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -304,7 +306,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                     raise asyncio.CancelledError from error
                 await abort(context, _seen_by_caller(error, method))
 
-        return as_handler(handler, mapped, parse=_tolerant(handler))
+        return as_handler(handler, mapped, parse=_tolerant(handler, _OPEN_BYTES if is_open(method) else None))
 
 
 def _running_task() -> asyncio.Task[Any]:
@@ -326,6 +328,10 @@ def _caller_is_gone(error: Exception) -> bool:
 
 def _unreadable() -> HearthError:
     return invalid("request", "is not a message of the type that this RPC takes")
+
+
+def _too_long(most: int) -> HearthError:
+    return invalid("request", f"may have {most} bytes, this RPC needs no token", reason="TOO_LARGE")
 
 
 def _seen_by_caller(error: Exception, method: str) -> HearthError:
@@ -368,8 +374,9 @@ def _forget_frames(aborted: grpc.aio.AbortError, _task: object) -> None:
     aborted.__traceback__ = aborted.__context__ = None
 
 
-def _tolerant(handler: Handler) -> Callable[[bytes], Any] | None:
-    """The handler's deserializer, but a broken message becomes an error of ours: gRPC would answer UNKNOWN.
+def _tolerant(handler: Handler, most: int | None) -> Callable[[bytes], Any] | None:
+    """The handler's deserializer, but a broken message becomes an error of ours: gRPC would answer UNKNOWN. One of more
+    than `most` bytes is not read.
 
     A single request is parsed before the handler starts, so the error has to wait in its place; a streamed one is
     parsed when the handler asks for it, and the error can be raised right there.
@@ -381,6 +388,8 @@ def _tolerant(handler: Handler) -> Callable[[bytes], Any] | None:
 
     def tolerant(data: bytes) -> Any:
         try:
+            if most is not None and len(data) > most:
+                raise _too_long(most)
             return parse(data)
         except DecodeError:
             if streamed:

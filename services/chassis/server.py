@@ -105,7 +105,7 @@ class App(Generic[_S]):
 
     async def _drain(self, until: float) -> None:
         self.draining.set()
-        await self.health.drain()
+        self.health.drain()
         for hook in sorted(self._hooks, key=lambda hook: hook.order):
             try:
                 async with asyncio.timeout(until - time.monotonic()):

@@ -17,8 +17,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hearth.embedded.postgres import EmbeddedPostgres
 from hearth.history.v1 import history_service_pb2, history_service_pb2_grpc
 from hearth.types.v1 import session_pb2
-from services.chassis.errors import Unavailable, from_rpc_error
+from services.chassis.errors import InvalidArgument, Unavailable, from_rpc_error
 from tests.conftest import StartService
+from tests.support.http2 import opened
 from tests.support.processes import ServiceProcess
 
 SAMPLE = "tests.support.sample"
@@ -137,6 +138,45 @@ async def test_stop_with_an_open_stream_and_a_call_in_flight(start_service: Star
     assert await sample.wait() == 0
     log = sample.log()
     assert log.index("draining") < log.index("stream closed")
+
+
+async def test_watchers_that_take_nothing_keep_no_process_from_its_end(
+    start_service: StartService, env: dict[str, str]
+) -> None:
+    sample = await start_service(SAMPLE, **env, HEARTH_DRAIN="0.3")
+    host, _, port = sample.address.rpartition(":")
+    writers = []
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(opened(b"/grpc.health.v1.Health/Watch", window=0))
+        writers.append(writer)
+        # The headers of the answer, which no window holds up: the watch has begun to write.
+        await asyncio.wait_for(reader.readuntil(b"application/grpc"), 10)
+    sample.signal(signal.SIGTERM)
+    assert await sample.wait() == 0
+    # The steps of the shutdown were run, and within their time.
+    assert "draining" in sample.log()
+    assert "given up" not in sample.log()
+    for writer in writers:
+        writer.transport.abort()
+
+
+async def test_what_needs_no_token_takes_no_large_message(start_service: StartService, env: dict[str, str]) -> None:
+    sample = await start_service(SAMPLE, **env)
+    async with grpc.aio.insecure_channel(sample.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for name in ("a" * 129, "a" * 1_000_000):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await health.Watch(health_pb2.HealthCheckRequest(service=name)).read()
+            assert isinstance(from_rpc_error(refused.value), InvalidArgument)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await health.Check(health_pb2.HealthCheckRequest(service="a" * 1_000_000))
+        assert from_rpc_error(refused.value).reason == "TOO_LARGE"
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        requests = [reflection_pb2.ServerReflectionRequest(file_by_filename="a" * 1_000_000)]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await reflection.ServerReflectionInfo(iter(requests)).read()
+        assert from_rpc_error(refused.value).reason == "TOO_LARGE"
 
 
 async def _finished(call: Awaitable[object]) -> bool:

@@ -20,6 +20,7 @@ from services.chassis.grpc_server import served
 from services.chassis.interceptors import Context
 from services.chassis.server import App, started
 from services.chassis.settings import ChassisSettings, StartupError
+from tests.support.http2 import opened
 
 Settings = ChassisSettings
 
@@ -204,19 +205,6 @@ async def test_a_host_that_is_not_here(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"cannot listen on nowhere\.invalid:1"):
         async with started(settings, "test", build_with(lambda app: None, [])):
             pass
-
-
-def opened(method: bytes) -> bytes:
-    """What a connection begins with that calls `method`, in the bytes of HTTP/2."""
-    fields = {b":method": b"POST", b":scheme": b"http", b":path": method, b":authority": b"localhost"}
-    fields |= {b"content-type": b"application/grpc", b"te": b"trailers"}
-    block = b"".join(b"\0" + bytes((len(key),)) + key + bytes((len(value),)) + value for key, value in fields.items())
-    settings, headers, message = (4, 0, 0, b""), (1, 4, 1, block), (0, 1, 1, bytes(5))
-    frames = (
-        len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
-        for kind, flags, stream, payload in (settings, headers, message)
-    )
-    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(frames)
 
 
 async def answered(address: str, method: bytes) -> bytes:

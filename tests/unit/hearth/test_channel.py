@@ -13,11 +13,11 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from hearth.channel import OPTIONS, open_channel, target, trace_context
+from services.chassis.health import Servicer
 
 
 class Recorder(grpc.GenericRpcHandler):
@@ -100,7 +100,7 @@ def test_only_calls_that_were_not_answered_are_made_again() -> None:
     assert methods["retryPolicy"]["retryableStatusCodes"] == ["UNAVAILABLE", "CANCELLED"]
 
 
-async def _replica(name: bytes, health: health_aio.HealthServicer) -> tuple[grpc.aio.Server, str]:
+async def _replica(name: bytes, health: Servicer) -> tuple[grpc.aio.Server, str]:
     async def who(_request: bytes, _context: object) -> bytes:
         return name
 
@@ -117,9 +117,9 @@ async def _replica(name: bytes, health: health_aio.HealthServicer) -> tuple[grpc
 
 
 async def test_calls_go_around_the_replicas_that_serve() -> None:
-    healths = [health_aio.HealthServicer(), health_aio.HealthServicer()]
+    healths = [Servicer(), Servicer()]
     for health in healths:
-        await health.set("", health_pb2.HealthCheckResponse.SERVING)
+        health.publish({"": health_pb2.HealthCheckResponse.SERVING})
     one, two = await _replica(b"one", healths[0]), await _replica(b"two", healths[1])
     async with open_channel(f"{one[1]}, {two[1]}") as opened:
         channel: Any = opened
@@ -131,16 +131,27 @@ async def test_calls_go_around_the_replicas_that_serve() -> None:
             # Not before both are connected.
             while await answering() != {b"one", b"two"}:
                 pass
-            await healths[0].set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+            healths[0].publish({"": health_pb2.HealthCheckResponse.NOT_SERVING})
             while await answering() != {b"two"}:
                 pass
             # One that is gone fails no call.
-            await healths[0].set("", health_pb2.HealthCheckResponse.SERVING)
+            healths[0].publish({"": health_pb2.HealthCheckResponse.SERVING})
             while await answering() != {b"one", b"two"}:
                 pass
             await two[0].stop(0)
             assert await answering() == {b"one"}
     await one[0].stop(0)
+
+
+async def test_calls_reach_a_replica_that_takes_no_more_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.chassis.health.MOST_WATCHERS", 0)
+    health = Servicer()
+    health.publish({"": health_pb2.HealthCheckResponse.SERVING})
+    server, address = await _replica(b"one", health)
+    async with open_channel(f"{address},{address}") as opened:
+        channel: Any = opened
+        assert await channel.unary_unary("/t/who")(b"", timeout=10) == b"one"
+    await server.stop(0)
 
 
 @pytest.mark.parametrize(
