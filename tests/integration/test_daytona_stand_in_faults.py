@@ -214,6 +214,12 @@ async def test_rate_limits_tell_when_to_come_back(tmp_path: Path) -> None:
         assert headers["X-RateLimit-Limit-sandbox-create"] == "1"
         assert headers["X-RateLimit-Remaining-sandbox-create"] == "0"
         await client.get("one")
+        # Every answer tells how the limits stand, also one about something else.
+        stand_in.faults.add(Fault("get", Kind.STATUS, status=500, times=1))
+        with pytest.raises(DaytonaError) as failed:
+            await client.get("one")
+        assert 0 < int(failed.value.headers["X-RateLimit-Reset-authenticated"]) <= 30
+        assert "Retry-After" not in failed.value.headers
 
 
 async def test_without_events_the_sdk_looks_by_itself(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from services.sandbox.providers.port import (
 _TEXT_LENGTH = 300
 _LONGEST_RETRY_AFTER = 60.0
 _QUOTA_WORDS = ("quota", "limit exceeded", "exceeds", "suspended", "maximum", "insufficient")
-_NOT_NOW = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TOO_MANY = 429
+_NOT_NOW = frozenset({408, 425, _TOO_MANY, 500, 502, 503, 504})
 
 
 class Subject(enum.Enum):
@@ -54,7 +55,10 @@ def translate(
         return ProviderError(text)
     text = f"{doing}: {status}: {_words(error, clean)}"
     if status in _NOT_NOW or status >= 500:
-        return ProviderUnavailable(text, retry_after=_retry_after(error.headers, now))
+        throttled = status == _TOO_MANY
+        return ProviderUnavailable(
+            text, retry_after=_retry_after(error.headers, now, throttled=throttled), throttled=throttled
+        )
     if status == 401:
         return ProviderError(f"{doing}: 401: Daytona does not accept the API key")
     if status == 404:
@@ -116,11 +120,13 @@ def _is_of_the_api(error: BaseException) -> bool:
     return False
 
 
-def _retry_after(headers: Mapping[str, object], now: datetime) -> float | None:
-    """Seconds, from Retry-After as a number or a date, else from the reset of the rate limit; bounded."""
+def _retry_after(headers: Mapping[str, object], now: datetime, *, throttled: bool) -> float | None:
+    """Seconds, from Retry-After as a number or a date, else from the reset of the rate limit that was met; bounded."""
     found = {name.lower(): str(value) for name, value in headers.items()}
     texts = [found[name] for name in found if name == "retry-after" or name.startswith("retry-after-")]
-    texts += [value for name, value in found.items() if name.startswith("x-ratelimit-reset")]
+    if throttled:
+        # Every other answer has it too, and there it says nothing about that answer.
+        texts += [value for name, value in found.items() if name.startswith("x-ratelimit-reset")]
     for text in texts:
         seconds = _seconds(text, now)
         if seconds is not None:

@@ -284,5 +284,5 @@ class _Watch:
 
 
 def _sent_away(trouble: BaseException) -> bool:
-    """Whether the API told when to come again: then nothing was done."""
-    return isinstance(trouble, ProviderUnavailable) and trouble.retry_after is not None
+    """Whether the rate limit told when to come again: then nothing was done."""
+    return isinstance(trouble, ProviderUnavailable) and trouble.throttled and trouble.retry_after is not None

@@ -63,11 +63,12 @@ class ProviderRefused(ProviderError):
 
 
 class ProviderUnavailable(ProviderError):
-    """It may do it later. `retry_after` is in seconds."""
+    """It may do it later. `retry_after` is in seconds. `throttled`: it was asked too often, and did nothing."""
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(self, message: str, *, retry_after: float | None = None, throttled: bool = False) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.throttled = throttled
 
 
 class StillAlive(ProviderError):

@@ -21,6 +21,7 @@ from services.sandbox.providers.daytona_values import Seen
 from services.sandbox.providers.port import InstanceNotFound, InstanceState, ProviderError, ProviderUnavailable
 from tests.contract.provider.places import Place, connect, results
 from tests.support.daytona import Delays, Fault, Kind, RunningStandIn, StandIn
+from tests.support.daytona.limits import RateLimits
 from tests.support.exhaustive import sampled
 from tests.support.waiting import eventually
 
@@ -95,6 +96,28 @@ async def test_a_listing_gets_through_trouble_and_has_every_page(
     assert sorted(instance.provider_id for instance in listed) == sorted(instance.provider_id for instance in made)
     if name != "lie":
         assert {instance.state for instance in listed} == {InstanceState.RUNNING}
+
+
+async def test_one_failure_of_an_api_with_rate_limits_is_not_waited_for_as_one_of_them(
+    scratch: Path, http: aiohttp.ClientSession
+) -> None:
+    # Longer than anything here may take.
+    limits = RateLimits(authenticated=1000, create=1000, lifecycle=1000, window=3600.0)
+    async with StandIn.running(scratch / "daytona", rate_limits=limits) as stand_in:
+        provider = await connect(stand_in, scratch)
+        place = Place(provider, http)
+        stand_in.faults.add(Fault("create", Kind.FAIL_AFTER, status=502, times=1))
+        instance = await place.create()
+        for call in ("stop", "start", "get", "delete"):
+            stand_in.faults.add(Fault(call, Kind.STATUS, status=500, times=1))
+        await provider.stop(instance.provider_id)
+        assert stand_in.sandbox(instance.provider_id).state == "stopped"
+        await provider.start(instance.provider_id)
+        assert stand_in.sandbox(instance.provider_id).state == "started"
+        await provider.delete(instance.provider_id)
+        assert stand_in.sandboxes() == []
+        assert stand_in.faults.counts()["status"] == 4
+        await provider.close()
 
 
 async def test_w_r01_what_is_said_to_be_stopped_once_is_not_taken_for_stopped(

@@ -64,9 +64,10 @@ class Gate:
             sandbox = self._find(request.match_info.get("sandbox", ""))
             named = (sandbox.id, sandbox.name) if sandbox is not None else ()
             fault: Fault | None = None
+            headers: dict[str, str] = {}
             status = 0
             try:
-                headers = dict(self._enter(request, classes) if keyed else {})
+                headers = self._enter(request, classes) if keyed else {}
                 fault = self._faults.decide(call, named)
                 response = await self._answer(request, handler, fault, sandbox, call, source, streams)
                 if not response.prepared:
@@ -74,6 +75,7 @@ class Gate:
                 status = response.status
             except Problem as problem:
                 response = problem.response(request)
+                response.headers.update(headers)
                 status = problem.status
             finally:
                 self._journal.write(

@@ -171,6 +171,20 @@ def test_when_to_come_back_is_read_however_it_is_written(headers: dict[str, str]
     assert found.retry_after == seconds
 
 
+@pytest.mark.parametrize("status", [408, 500, 502, 503, 504])
+def test_what_every_answer_says_of_the_rate_limit_is_no_time_to_come_back(status: int) -> None:
+    limits = {"X-RateLimit-Reset-authenticated": "59", "X-RateLimit-Remaining-authenticated": "900"}
+    found = told(error(status, **limits))
+    assert isinstance(found, ProviderUnavailable)
+    assert (found.retry_after, found.throttled) == (None, False)
+    found = told(error(status, **limits, **{"Retry-After": "2"}))
+    assert isinstance(found, ProviderUnavailable)
+    assert (found.retry_after, found.throttled) == (2.0, False)
+    found = told(error(429, **limits))
+    assert isinstance(found, ProviderUnavailable)
+    assert (found.retry_after, found.throttled) == (59.0, True)
+
+
 def test_a_long_message_is_cut_and_is_one_line() -> None:
     found = str(told(DaytonaError("x\n" * 5000, status_code=500)))
     assert "\n" not in found
