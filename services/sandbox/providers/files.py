@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import stat
@@ -10,6 +11,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
+
+logger = logging.getLogger(__name__)
 
 TRASH = ".trash-"
 _TRASH_SECONDS = 600.0
@@ -35,18 +38,25 @@ def remove_tree(path: Path) -> None:
     for directory, below, _ in os.walk(path):
         for name in below:
             inner = os.path.join(directory, name)
-            if not os.path.islink(inner):
-                os.chmod(inner, stat.S_IRWXU)
+            # What belongs to somebody else may still be removed from a directory of ours.
+            with suppress(FileNotFoundError, PermissionError):
+                if not os.path.islink(inner):
+                    os.chmod(inner, stat.S_IRWXU)
     with suppress(FileNotFoundError):
         shutil.rmtree(path)
 
 
 def remove_old_trash(root: Path) -> None:
-    """Remove what a killed process left half made or half deleted; what is young may be another one's work."""
+    """Remove what a killed process left half made or half deleted; what is young may be another one's work. What cannot
+    be removed stays."""
     for left in root.glob(f"{TRASH}*"):
-        with suppress(FileNotFoundError):
+        try:
             if time.time() - left.stat().st_mtime > _TRASH_SECONDS:
                 remove_tree(left)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            logger.warning("cannot remove what was deleted", extra={"path": str(left), "error": str(error)})
 
 
 def remove_below(home: Path, paths: Iterable[str]) -> None:
