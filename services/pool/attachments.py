@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import collections
 import dataclasses
 import hashlib
 import re
 import unicodedata
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import content_pb2
 from services.chassis import fields
-from services.chassis.errors import HearthError, InvalidArgument, NotFound, ResourceExhausted, invalid
+from services.chassis.clock import Clock
+from services.chassis.errors import (
+    DeadlineExceeded,
+    HearthError,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    invalid,
+)
 from services.chassis.fields import Violations
 from services.pool.rows import Key
 
 MAX_BYTES = 20 * 1024 * 1024
 MAX_CHUNK_BYTES = 1024 * 1024
-# Of all uploads that a process takes at a time.
+# What a process holds of all uploads at a time; of those of one project, a quarter.
 MAX_UNDER_WAY_BYTES = 256 * 1024 * 1024
+# The longest silence of an upload, and the longest upload.
+PAUSE_SECONDS = 15.0
+UPLOAD_SECONDS = 300.0
 _NAME_BYTES = 255
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}(;[ -~]{1,127})?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -90,40 +104,106 @@ def _name_problem(name: str) -> str:
 
 
 class Uploads:
-    """Receives contents. Together they are bounded, since each is held whole until it is known to be right."""
+    """Receives contents. What has come of them is bounded, together and by project, since each is held whole until it
+    is stored; what a description only announces takes nothing from anybody."""
 
-    def __init__(self, most: int = MAX_UNDER_WAY_BYTES) -> None:
+    def __init__(self, clock: Clock, most: int = MAX_UNDER_WAY_BYTES) -> None:
+        """`most` is in bytes."""
+        self._clock = clock
         self._most = most
-        self._under_way = 0
+        self._held: collections.Counter[str] = collections.Counter()
+
+    def paced(self, stream: AsyncIterator[calls.PutAttachmentRequest]) -> AsyncIterator[calls.PutAttachmentRequest]:
+        """The messages of an upload that begins now. Raises DEADLINE_EXCEEDED where the next one does not come in
+        time."""
+        return _Paced(stream, self._clock)
 
     async def receive(
-        self, description: calls.AttachmentDescription, rest: AsyncIterator[calls.PutAttachmentRequest]
+        self,
+        description: calls.AttachmentDescription,
+        rest: AsyncIterator[calls.PutAttachmentRequest],
+        held: ExitStack,
     ) -> bytes:
-        """The content that follows a checked description, compared with it."""
-        if self._under_way + description.size_bytes > self._most:
-            raise ResourceExhausted("too many uploads are under way; try again", reason="OVERLOADED", retry_after=1.0)
-        self._under_way += description.size_bytes
+        """The content that follows a checked description, compared with it. It counts until `held` is closed."""
+        take = held.enter_context(self._room(description.session.project))
+        content = bytearray()
+        async for request in rest:
+            if request.WhichOneof("payload") != "chunk":
+                raise invalid("chunk", "must be set in every message but the first")
+            size = len(request.chunk)
+            if size > MAX_CHUNK_BYTES:
+                raise invalid("chunk", f"must be at most {MAX_CHUNK_BYTES} bytes", reason="TOO_LARGE")
+            if len(content) + size > description.size_bytes:
+                raise invalid("description.size_bytes", f"is {description.size_bytes}, and more bytes came")
+            take(size)
+            content += request.chunk
+        if len(content) != description.size_bytes:
+            raise invalid("description.size_bytes", f"is {description.size_bytes}, and {len(content)} bytes came")
+        if hashlib.sha256(content).hexdigest() != description.digest:
+            raise invalid("description.digest", "is not the SHA-256 of the bytes that came")
+        return bytes(content)
+
+    @contextmanager
+    def _room(self, project: str) -> Iterator[Callable[[int], None]]:
+        """What one upload holds. Raises OVERLOADED where it is asked to hold more than there is room for."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if self._held[project] + size > self._most // 4:
+                raise _overloaded("too many uploads of this project are under way")
+            if self._held.total() + size > self._most:
+                raise _overloaded("too many uploads are under way")
+            self._held[project] += size
+            taken += size
+
         try:
-            return await _received(description, rest)
+            yield take
         finally:
-            self._under_way -= description.size_bytes
+            self._held[project] -= taken
+            if not self._held[project]:
+                del self._held[project]
 
 
-async def _received(description: calls.AttachmentDescription, rest: AsyncIterator[calls.PutAttachmentRequest]) -> bytes:
-    content = bytearray()
-    async for request in rest:
-        if request.WhichOneof("payload") != "chunk":
-            raise invalid("chunk", "must be set in every message but the first")
-        if len(request.chunk) > MAX_CHUNK_BYTES:
-            raise invalid("chunk", f"must be at most {MAX_CHUNK_BYTES} bytes", reason="TOO_LARGE")
-        content += request.chunk
-        if len(content) > description.size_bytes:
-            raise invalid("description.size_bytes", f"is {description.size_bytes}, and more bytes came")
-    if len(content) != description.size_bytes:
-        raise invalid("description.size_bytes", f"is {description.size_bytes}, and {len(content)} bytes came")
-    if hashlib.sha256(content).hexdigest() != description.digest:
-        raise invalid("description.digest", "is not the SHA-256 of the bytes that came")
-    return bytes(content)
+class _Paced:
+    """See `Uploads.paced`."""
+
+    def __init__(self, stream: AsyncIterator[calls.PutAttachmentRequest], clock: Clock) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._ends = clock.monotonic() + UPLOAD_SECONDS
+
+    def __aiter__(self) -> _Paced:
+        return self
+
+    async def __anext__(self) -> calls.PutAttachmentRequest:
+        left = self._ends - self._clock.monotonic()
+        if left <= 0:
+            raise _late(left)
+        reading = asyncio.ensure_future(anext(self._stream))
+        # A stream that breaks while nobody waits for it any more is nothing to be logged.
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        waiting = asyncio.ensure_future(self._clock.sleep(min(PAUSE_SECONDS, left)))
+        try:
+            await asyncio.wait((reading, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise _late(left)
+            return reading.result()
+        finally:
+            reading.cancel()
+            waiting.cancel()
+
+
+def _late(left: float) -> HearthError:
+    what = f"sent nothing for {PAUSE_SECONDS:g} s" if left > PAUSE_SECONDS else f"took longer than {UPLOAD_SECONDS:g} s"
+    return DeadlineExceeded(
+        f"the upload {what}, so it was ended and nothing is kept; upload the file again, the same request id is safe",
+        reason="DEADLINE_EXCEEDED",
+    )
+
+
+def _overloaded(problem: str) -> HearthError:
+    return ResourceExhausted(f"{problem}; try again", reason="OVERLOADED", retry_after=1.0)
 
 
 def named(content: Sequence[content_pb2.ContentPart]) -> list[str]:

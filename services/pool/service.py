@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from services.chassis.clock import Clock
 from services.chassis.errors import HearthError, NotFound, invalid
 from services.chassis.interceptors import Context
 from services.pool import messages, requests
-from services.pool.attachments import NewAttachment, Uploads, check_description
+from services.pool.attachments import Attachment, NewAttachment, Uploads, check_description
 from services.pool.control import admission
 from services.pool.control.commands import Commands
 from services.pool.control.inputs import Inputs, NewInput, session_not_found
@@ -56,7 +57,7 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         self._commands = commands
         self._interactions = interactions
         self._credentials = credentials
-        self._uploads = Uploads()
+        self._uploads = Uploads(clock)
         self._removal = removal
         self._clock = clock
         self._known = known
@@ -174,21 +175,28 @@ class SessionService(session_service_pb2_grpc.SessionServiceServicer):
         self, request_iterator: AsyncIterator[calls.PutAttachmentRequest], context: Context
     ) -> calls.PutAttachmentResponse:
         """Keep a file for messages."""
-        description = await requests.description_of(request_iterator)
+        stream = self._uploads.paced(request_iterator)
+        description = await requests.description_of(stream)
         key = key_of(description.session)
         check_description(description)
         self._refuse_when_closed()
-        new = NewAttachment(
-            key,
-            description.request_id,
-            fingerprint(description),
-            description.name,
-            description.media_type,
-            bytes.fromhex(description.digest),
-            await self._uploads.receive(description, request_iterator),
-        )
-        attachment = await to_its_end(self._inputs.attach(new))
+        with ExitStack() as held:
+            new = NewAttachment(
+                key,
+                description.request_id,
+                fingerprint(description),
+                description.name,
+                description.media_type,
+                bytes.fromhex(description.digest),
+                await self._uploads.receive(description, stream, held),
+            )
+            storing = self._store_upload(new, held.pop_all())
+        attachment = await to_its_end(storing)
         return calls.PutAttachmentResponse(attachment=attachment.part())
+
+    async def _store_upload(self, new: NewAttachment, held: ExitStack) -> Attachment:
+        with held:
+            return await self._inputs.attach(new)
 
     async def PutCredential(self, request: calls.PutCredentialRequest, context: Context) -> calls.PutCredentialResponse:
         """Store a credential, sealed."""

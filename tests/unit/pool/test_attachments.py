@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 
 import pytest
 
 from hearth.session.v1 import session_service_pb2 as calls
 from hearth.types.v1 import content_pb2, session_pb2
-from services.chassis.errors import HearthError, InvalidArgument
+from services.chassis.errors import DeadlineExceeded, HearthError, InvalidArgument
 from services.pool.attachments import (
     MAX_BYTES,
     MAX_CHUNK_BYTES,
+    MAX_UNDER_WAY_BYTES,
+    PAUSE_SECONDS,
+    UPLOAD_SECONDS,
     Attachment,
     Uploads,
     check_description,
     named,
     resolved,
 )
+from services.pool.requests import description_of
+from tests.unit.pool.clocks import ManualClock, settle
+
+Stream = AsyncIterator[calls.PutAttachmentRequest]
 
 DATA = b"some bytes"
 ID = "0f9a3c1e-5f0f-4a1c-9a55-2b8e4d1f7a60"
@@ -70,17 +78,34 @@ def test_a_wrong_description_is_named(field: str, value: object) -> None:
     assert [name for name, _ in caught.value.field_violations] == [f"description.{field}"]
 
 
-async def chunks(*parts: bytes, description: bool = False) -> AsyncIterator[calls.PutAttachmentRequest]:
+async def chunks(*parts: bytes, description: bool = False) -> Stream:
     for part in parts:
         yield calls.PutAttachmentRequest(chunk=part)
     if description:
         yield calls.PutAttachmentRequest(description=described())
 
 
+async def stalled(*requests: calls.PutAttachmentRequest) -> Stream:
+    """Some requests, and silence after them."""
+    for request in requests:
+        yield request
+    await asyncio.Event().wait()
+
+
+async def received(uploads: Uploads, description: calls.AttachmentDescription, stream: Stream) -> bytes:
+    with ExitStack() as held:
+        return await uploads.receive(description, stream, held)
+
+
+def of(project: str, **changes: object) -> calls.AttachmentDescription:
+    return described(session=session_pb2.SessionKey(project=project, session="s"), **changes)
+
+
 async def test_contents_come_in_pieces() -> None:
-    assert await Uploads().receive(described(), chunks(DATA[:3], b"", DATA[3:])) == DATA
+    uploads = Uploads(ManualClock())
+    assert await received(uploads, described(), chunks(DATA[:3], b"", DATA[3:])) == DATA
     empty = described(size_bytes=0, digest=hashlib.sha256().hexdigest())
-    assert await Uploads().receive(empty, chunks()) == b""
+    assert await received(uploads, empty, chunks()) == b""
 
 
 @pytest.mark.parametrize(
@@ -94,29 +119,119 @@ async def test_contents_come_in_pieces() -> None:
     ],
     ids=["more", "less", "other", "twice", "large"],
 )
-async def test_contents_that_are_not_what_was_described(
-    field: str, stream: AsyncIterator[calls.PutAttachmentRequest]
-) -> None:
+async def test_contents_that_are_not_what_was_described(field: str, stream: Stream) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        await Uploads().receive(described(), stream)
+        await received(Uploads(ManualClock()), described(), stream)
     assert [name for name, _ in caught.value.field_violations] == [field]
 
 
-async def test_all_uploads_together_are_bounded() -> None:
-    uploads, more = Uploads(most=2 * len(DATA)), asyncio.Event()
+async def test_what_is_only_announced_takes_room_from_nobody() -> None:
+    uploads = Uploads(ManualClock())
+    many = 2 * MAX_UNDER_WAY_BYTES // MAX_BYTES
+    silent = [asyncio.create_task(received(uploads, of("one", size_bytes=MAX_BYTES), stalled())) for _ in range(many)]
+    await settle()
+    assert not any(task.done() for task in silent)
+    for project in ("one", "two"):
+        assert await received(uploads, of(project), chunks(DATA)) == DATA
+    for task in silent:
+        task.cancel()
 
-    async def slow() -> AsyncIterator[calls.PutAttachmentRequest]:
-        yield calls.PutAttachmentRequest(chunk=DATA)
-        await more.wait()
 
-    under_way = [asyncio.create_task(uploads.receive(described(), slow())) for _ in range(2)]
-    await asyncio.sleep(0)
+async def test_one_project_holds_a_quarter_and_all_together_are_bounded() -> None:
+    uploads = Uploads(ManualClock(), most=4 * len(DATA))
+    chunk = calls.PutAttachmentRequest(chunk=DATA)
+    under_way = []
+    for number in range(4):
+        under_way.append(asyncio.create_task(received(uploads, of(f"p{number}"), stalled(chunk))))
+        await settle()
+        with pytest.raises(HearthError) as caught:
+            await received(uploads, of(f"p{number}"), chunks(DATA))
+        assert (caught.value.reason, caught.value.retry_after) == ("OVERLOADED", 1.0)
     with pytest.raises(HearthError) as caught:
-        await uploads.receive(described(), chunks(DATA))
+        await received(uploads, of("other"), chunks(DATA))
     assert (caught.value.reason, caught.value.retry_after) == ("OVERLOADED", 1.0)
-    more.set()
-    assert await asyncio.gather(*under_way) == [DATA, DATA]
-    assert await uploads.receive(described(), chunks(DATA)) == DATA
+    under_way[0].cancel()
+    await settle()
+    assert await received(uploads, of("other"), chunks(DATA)) == DATA
+    for task in under_way:
+        task.cancel()
+
+
+async def test_a_content_counts_until_it_is_stored() -> None:
+    uploads = Uploads(ManualClock(), most=4 * len(DATA))
+    with ExitStack() as held:
+        await uploads.receive(described(), chunks(DATA), held)
+        with pytest.raises(HearthError) as caught:
+            await received(uploads, described(), chunks(DATA))
+        assert caught.value.reason == "OVERLOADED"
+    assert await received(uploads, described(), chunks(DATA)) == DATA
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before its description", "in its content"])
+async def test_an_upload_that_is_silent_ends(begun: bool) -> None:
+    clock = ManualClock()
+    uploads = Uploads(clock)
+    first = [calls.PutAttachmentRequest(description=described())] if begun else []
+
+    async def upload() -> bytes:
+        stream = uploads.paced(stalled(*first))
+        return await received(uploads, await description_of(stream), stream)
+
+    task = asyncio.create_task(upload())
+    await clock.advance(PAUSE_SECONDS - 1)
+    assert not task.done()
+    await clock.advance(1)
+    with pytest.raises(DeadlineExceeded, match="sent nothing for 15 s") as caught:
+        task.result()
+    assert caught.value.reason == "DEADLINE_EXCEEDED"
+    assert not clock.sleeping
+
+
+async def test_an_upload_that_trickles_ends_and_gives_back_what_it_held() -> None:
+    clock = ManualClock()
+    uploads = Uploads(clock, most=4 * len(DATA))
+
+    async def trickle() -> Stream:
+        yield calls.PutAttachmentRequest(chunk=DATA[:-1])
+        while True:
+            await clock.sleep(PAUSE_SECONDS - 1)
+            yield calls.PutAttachmentRequest(chunk=b"")
+
+    task = asyncio.create_task(received(uploads, described(), uploads.paced(trickle())))
+    await clock.advance(UPLOAD_SECONDS - 1)
+    assert not task.done()
+    await clock.advance(1)
+    with pytest.raises(DeadlineExceeded, match="took longer than 300 s"):
+        task.result()
+    assert await received(uploads, described(), chunks(DATA)) == DATA
+
+
+async def test_an_upload_that_never_pauses_ends_too() -> None:
+    clock = ManualClock()
+
+    async def endless() -> Stream:
+        while True:
+            clock.seconds += 1
+            yield calls.PutAttachmentRequest(chunk=b"")
+
+    uploads = Uploads(clock)
+    with pytest.raises(DeadlineExceeded):
+        await received(uploads, described(), uploads.paced(endless()))
+
+
+async def test_a_stream_that_breaks_or_ends_does_so_for_its_reader() -> None:
+    clock = ManualClock()
+
+    async def broken() -> Stream:
+        yield calls.PutAttachmentRequest(chunk=DATA)
+        raise ConnectionError("gone")
+
+    uploads = Uploads(clock)
+    with pytest.raises(ConnectionError):
+        await received(uploads, described(), uploads.paced(broken()))
+    assert await received(uploads, described(), uploads.paced(chunks(DATA))) == DATA
+    await settle()
+    assert not clock.sleeping
 
 
 def attached(**changes: object) -> content_pb2.ContentPart:
