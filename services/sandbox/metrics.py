@@ -166,7 +166,8 @@ def watch(readings: Readings, store: Store, tiers: Mapping[str, Tier]) -> None:
 
     async def present() -> Reading:
         rows, used, unknown = await store.present(), await store.slots_used(), await store.breakers()
-        return {**_present(rows, used, tiers), BREAKER: dict.fromkeys(tiers, 0) | unknown}
+        # Nobody passes over a provider that was switched off: its breaker would stay as it is for ever.
+        return {**_present(rows, used, tiers), BREAKER: {name: unknown.get(name, 0) for name in tiers}}
 
     async def totals() -> Reading:
         uses = usage.tier_uses(await store.usage(None), tiers)
