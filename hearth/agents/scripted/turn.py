@@ -126,8 +126,13 @@ class TurnRun:
         if not self.characters and not self._silent:
             await self._say("Done.")
         if not self._silent:
-            await self._update("usage_update", used=100 * self._number, size=200_000)
+            await self._count()
         return "end_turn"
+
+    async def _count(self) -> None:
+        # The protocol has the cost of the whole session.
+        cost = {"amount": 0.25 * self._number, "currency": "USD"}
+        await self._update("usage_update", used=100 * self._number, size=200_000, cost=cost)
 
     async def _perform(self, step: script.Step) -> None:  # noqa: PLR0912 - one case a directive
         match step:
@@ -178,7 +183,7 @@ class TurnRun:
             case "commands":
                 await self._update("available_commands_update", availableCommands=[])
             case "usage":
-                await self._update("usage_update", used=100 * self._number, size=200_000)
+                await self._count()
             case "empty":
                 self._silent = True
                 raise Ended("end_turn")

@@ -26,10 +26,13 @@ from services.pool.harness.port import (
     Pulse,
     QuestionAsked,
     Silence,
+    UsageChanged,
 )
 from services.pool.harness.rpc import Message, RpcConnection, RpcLimits, request_key
 from services.pool.harness.runs import AcpRun
+from services.pool.harness.spending import Spending
 from services.pool.harness.updates import (
+    is_usage,
     prompt_blocks,
     read_permission,
     read_question,
@@ -115,6 +118,7 @@ class AcpSession:
         self._clock = clock
         self._limits = limits
         self._run: AcpRun | None = None
+        self._spending = Spending(None)
         # A prompt is on its way to become the run; and what the agent told while none ran.
         self._beginning = False
         self._unasked = 0
@@ -139,6 +143,8 @@ class AcpSession:
     async def open(self) -> None:
         """Start the agent and open its session. What it began when it fails is ended by `close`."""
         self._opened = await self._opening.open()
+        # Of one that was loaded nobody knows what it had cost.
+        self._spending = Spending(None if self._opened.loaded else 0)
 
     def open_timeout(self) -> HarnessError:
         """What it means that the agent did not open in time."""
@@ -171,6 +177,7 @@ class AcpSession:
         finally:
             self._beginning = False
         self._opened = dataclasses.replace(opened, untold=None)
+        self._spending.begin()
         run = self._run = AcpRun()
         sent = asyncio.Event()
         self._prompting = asyncio.create_task(self._prompt(run, params, trace_context, sent), name="agent prompt")
@@ -278,13 +285,16 @@ class AcpSession:
         run = self._run
         if run is None:
             self._unasked += 1
-            return
         if method != "session/update" or not isinstance(params, dict):
             return
         if params.get("sessionId") != self._opened.session_id:
             return
+        if run is None and not is_usage(params.get("update")):
+            return
         update = read_update(params.get("update"))
-        if update is not None:
+        if isinstance(update, UsageChanged) and update.usage.cost_micro_usd:
+            update.usage.cost_micro_usd = self._spending.told(update.usage.cost_micro_usd)
+        if run is not None and update is not None:
             await run.put(update, size)
 
     async def requested(self, number: object, method: str, params: object, size: int) -> None:

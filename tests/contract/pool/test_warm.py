@@ -217,6 +217,17 @@ async def test_an_agent_that_died_between_turns_costs_a_cold_start(backend: Back
     assert (await misses(backend)).get("continuation", 0) == before.get("continuation", 0) + 1
 
 
+async def test_a_run_is_told_its_own_cost_and_not_that_of_its_session(backend: Backend) -> None:
+    """Agents tell the sum; after a load nobody knows what of it came before."""
+    session, costs = key(), list[int]()
+    for turn in range(4):
+        costs.append(summary(await backend.run(session, "hello")).usage.cost_micro_usd)
+        await backend.idle_entry(session)
+        if turn == 1:
+            await evict(backend, session)
+    assert costs == [250_000, 250_000, 0, 250_000]
+
+
 async def test_w_e05_whose_record_may_be_loaded_is_kept_with_the_execution(
     backend: Backend, database: asyncpg.Connection[asyncpg.Record]
 ) -> None:
