@@ -13,11 +13,14 @@ from collections.abc import Iterable
 from hearth.relay.v1 import relay_pb2
 from hearth.types.v1 import content_pb2, event_pb2, frame_pb2
 
+# Of which no frame is the next one.
+_NONE = -2
+
 
 @dataclasses.dataclass(slots=True)
 class Entry:
     """One visible thing. `kind` is `user`, `agent`, `thought` or `tool`; `final` once its event came; `broken` while a
-    gap makes its preview incomplete."""
+    gap makes its preview incomplete. Agents use an `entity_id` again in another execution, for something else."""
 
     entity_id: str
     kind: str
@@ -26,6 +29,7 @@ class Entry:
     status: str = ""
     final: bool = False
     broken: bool = False
+    execution_id: str = ""
 
 
 @dataclasses.dataclass(slots=True)
@@ -45,9 +49,9 @@ class Transcript:
     outcome: str = ""
     ready: bool = False
     incomplete: bool = False
-    _by_entity: dict[str, Entry] = dataclasses.field(default_factory=dict)
-    # Index of the last frame before which some are missing of what is shown here; -2 for none.
-    _lost: int = -2
+    _by_entity: dict[tuple[str, str], Entry] = dataclasses.field(default_factory=dict)
+    # Index of the last frame before which some are missing of what is shown here.
+    _lost: int = _NONE
 
     def apply(self, item: relay_pb2.Item) -> Entry | None:
         """Take one item in order; gives the entry that changed, if one did."""
@@ -55,7 +59,7 @@ class Transcript:
             case "event":
                 return self._event(item.event.event)
             case "frame":
-                return self._frame(item.frame.frame)
+                return self._frame(item.frame.execution_id, item.frame.frame)
             case "gap":
                 self._lost = item.gap.to
                 for entry in self.entries:
@@ -72,16 +76,17 @@ class Transcript:
             case "execution_started":
                 self.running = event.execution_id
                 self.outcome = ""
+                self._lost = _NONE
             case "message_completed":
                 message = event.message_completed
                 kind = {content_pb2.ROLE_USER: "user", content_pb2.ROLE_THOUGHT: "thought"}.get(message.role, "agent")
-                entry = self._entry(message.message_id, kind)
+                entry = self._entry(event.execution_id, message.message_id, kind)
                 entry.kind, entry.text = kind, text_of(message.content)
                 entry.status, entry.final, entry.broken = message.finish_reason, True, False
                 return entry
             case "tool_completed":
                 tool = event.tool_completed
-                entry = self._entry(tool.tool_call_id, "tool")
+                entry = self._entry(event.execution_id, tool.tool_call_id, "tool")
                 entry.title, entry.text = tool.name, tool.output or tool.error
                 entry.status = event_pb2.ToolStatus.Name(tool.status).removeprefix("TOOL_STATUS_").lower()
                 entry.final, entry.broken = True, False
@@ -115,9 +120,9 @@ class Transcript:
             case "input_removed":
                 self.waiting.pop(event.input_removed.input_id, None)
 
-    def _frame(self, frame: frame_pb2.Frame) -> Entry | None:
-        known = frame.entity_id in self._by_entity
-        entry = self._piece(frame)
+    def _frame(self, execution_id: str, frame: frame_pb2.Frame) -> Entry | None:
+        known = (execution_id, frame.entity_id) in self._by_entity
+        entry = self._piece(execution_id, frame)
         if frame.frame_index == self._lost + 1:
             if entry is None:
                 self._lost = frame.frame_index
@@ -126,15 +131,15 @@ class Transcript:
                 entry.broken = True
         return entry
 
-    def _piece(self, frame: frame_pb2.Frame) -> Entry | None:
+    def _piece(self, execution_id: str, frame: frame_pb2.Frame) -> Entry | None:
         body = frame.WhichOneof("body")
         if body in ("text_delta", "thought_delta"):
-            entry = self._entry(frame.entity_id, "agent" if body == "text_delta" else "thought")
+            entry = self._entry(execution_id, frame.entity_id, "agent" if body == "text_delta" else "thought")
             if not entry.final:
                 entry.text += frame.text_delta.text if body == "text_delta" else frame.thought_delta.text
             return entry
         if body in ("tool_started", "tool_delta", "tool_output"):
-            entry = self._entry(frame.entity_id, "tool")
+            entry = self._entry(execution_id, frame.entity_id, "tool")
             if entry.final:
                 return entry
             if body == "tool_started":
@@ -149,16 +154,18 @@ class Transcript:
             return entry
         return None
 
-    def _entry(self, entity_id: str, kind: str) -> Entry:
-        entry = self._by_entity.get(entity_id)
+    def _entry(self, execution_id: str, entity_id: str, kind: str) -> Entry:
+        key = execution_id, entity_id
+        entry = self._by_entity.get(key)
         if entry is None:
-            entry = self._by_entity[entity_id] = Entry(entity_id, kind)
+            entry = self._by_entity[key] = Entry(entity_id, kind, execution_id=execution_id)
             self.entries.append(entry)
         return entry
 
     def _drop_previews(self) -> None:
+        self._lost = _NONE
         self.entries = [entry for entry in self.entries if entry.final]
-        self._by_entity = {entry.entity_id: entry for entry in self.entries}
+        self._by_entity = {(entry.execution_id, entry.entity_id): entry for entry in self.entries}
 
 
 ENDINGS = frozenset(

@@ -122,14 +122,16 @@ export class Transcript {
 
   apply(item) {
     if (item.item === "event") this.event(item.event.event);
-    else if (item.item === "frame") this.frame(item.frame.frame);
+    else if (item.item === "frame") this.frame(item.frame.execution_id, item.frame.frame);
     else if (item.item === "gap") {
       this.lost = Number(item.gap.to);
       this.previews((id, entry) => this.entries.set(id, { ...entry, broken: true }));
-    } else if (item.item === "reset") this.previews((id) => this.entries.delete(id));
+    } else if (item.item === "reset") this.dropPreviews();
   }
 
-  frame({ frame_index: index, entity_id: id, body, text_delta: delta }) {
+  // An agent uses an id again in another execution, for something else.
+  frame(execution, { frame_index: index, entity_id, body, text_delta: delta }) {
+    const id = `${execution} ${entity_id}`;
     const behindGap = Number(index) === this.lost + 1;
     if (body === "text_delta") {
       // What it began with may be in the gap.
@@ -140,19 +142,27 @@ export class Transcript {
 
   event(event) {
     if (event.body === "message_completed") {
-      const { message_id: id, role, content } = event.message_completed;
+      const { message_id, role, content } = event.message_completed;
+      const id = `${event.execution_id} ${message_id}`;
       const text = content.map((part) => part.text?.text ?? "").join("");
       this.entries.set(id, { kind: role.replace("ROLE_", "").toLowerCase(), text, final: true, broken: false });
     } else if (event.body === "tool_completed") {
-      const { tool_call_id: id, name, output, error } = event.tool_completed;
+      const { tool_call_id, name, output, error } = event.tool_completed;
+      const id = `${event.execution_id} ${tool_call_id}`;
       this.entries.set(id, { kind: "tool", text: output || error, name, final: true, broken: false });
     } else if (event.type === "execution.started") {
       this.running = event.execution_id;
+      this.lost = -2;
     } else if (isEnding(event.type)) {
       if (this.running === event.execution_id) this.running = "";
       this.outcome = event.type.slice("execution.".length);
-      this.previews((id) => this.entries.delete(id));
+      this.dropPreviews();
     }
+  }
+
+  dropPreviews() {
+    this.lost = -2;
+    this.previews((id) => this.entries.delete(id));
   }
 
   previews(change) {

@@ -66,20 +66,21 @@ class Printer:
         """What changed of an entry; what users say is not shown, as whoever sent it has seen it."""
         if self._quiet or entry.kind == "user":
             return
+        name = f"{entry.execution_id} {entry.entity_id}"
         if entry.kind == "tool":
             # At once when it begins; again only when it did not do what it should.
-            begun = entry.entity_id in self._printed
+            begun = name in self._printed
             if begun and not (entry.final and entry.status != "succeeded"):
                 return
-            self._printed[entry.entity_id] = ""
-            self._begin(entry.entity_id, "")
+            self._printed[name] = ""
+            self._begin(name, "")
             self._current = ""
             shown = f" [red]{escape(entry.status)}[/red]" if entry.final and entry.status != "succeeded" else ""
             out.print(f"[magenta]tool[/magenta]  {escape(entry.title)}{shown}")
             return
         if entry.broken:
             return
-        done = self._printed.get(entry.entity_id, "")
+        done = self._printed.get(name, "")
         if not entry.text.startswith(done):
             # The complete message is another text than its pieces were: all of it, on a line of its own.
             self._begin("", "")
@@ -88,10 +89,10 @@ class Printer:
         if not fresh:
             return
         label = "[bold green]agent[/bold green] " if entry.kind == "agent" else "[dim]think[/dim] "
-        self._begin(entry.entity_id, label)
+        self._begin(name, label)
         style = "dim" if entry.kind == "thought" else ""
         out.print(escape(fresh), end="", style=style, soft_wrap=True)
-        self._printed[entry.entity_id] = entry.text
+        self._printed[name] = entry.text
 
     def ask(self, request: event_pb2.InteractionRequested) -> None:
         """Something that the agent asks."""
@@ -131,12 +132,12 @@ class Printer:
             f"{failed if event.HasField('execution_failed') else ''}"
         )
 
-    def _begin(self, entity_id: str, label: str) -> None:
-        if self._current == entity_id:
+    def _begin(self, name: str, label: str) -> None:
+        if self._current == name:
             return
         if self._current:
             out.print()
-        self._current = entity_id
+        self._current = name
         if label:
             out.print(label, end="")
 

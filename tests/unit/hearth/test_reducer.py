@@ -63,7 +63,7 @@ def test_a_gap_marks_previews_as_broken_until_the_message_comes() -> None:
     broken = view(started(), delta(0, "m", "He"), gap)
     assert broken.entries[0].broken
     broken.apply(said("m", "Hello"))
-    assert broken.entries == [Entry("m", "agent", "Hello", status="end", final=True)]
+    assert broken.entries == [Entry("m", "agent", "Hello", status="end", final=True, execution_id="e1")]
 
 
 def test_a_preview_whose_beginning_may_be_in_a_gap_is_broken() -> None:
@@ -75,6 +75,26 @@ def test_a_preview_whose_beginning_may_be_in_a_gap_is_broken() -> None:
     assert not behind.entries[0].broken
     tool = view(started(), gap, frame(4, "t", tool_started=frame_pb2.ToolStarted(name="shell")))
     assert not tool.entries[0].broken
+
+
+def test_an_id_that_comes_again_in_another_execution_is_another_thing() -> None:
+    def call(execution: str, output: str) -> relay_pb2.Item:
+        tool = event_pb2.ToolCompleted(tool_call_id="call-1", name="shell", output=output)
+        return event("tool.completed", execution, tool_completed=tool)
+
+    transcript = view(started("e0"), call("e0", "one"), started("e1"))
+    transcript.apply(frame(0, "call-1", tool_output=frame_pb2.ToolOutput(text="tw")))
+    assert [entry.text for entry in transcript.entries] == ["one", "tw"]
+    transcript.apply(call("e1", "two"))
+    assert [(entry.text, entry.final) for entry in transcript.entries] == [("one", True), ("two", True)]
+
+
+def test_a_gap_of_one_execution_breaks_nothing_of_the_next() -> None:
+    gap = relay_pb2.Item(gap=relay_pb2.Gap(execution_id="e0", epoch=1, to=0))
+    ended = event("execution.completed", "e0", execution_completed=event_pb2.ExecutionCompleted())
+    for between in ([ended, started()], [started()], [relay_pb2.Item(reset=relay_pb2.Reset())]):
+        usage = frame(0, "e1", usage=frame_pb2.UsageUpdate())
+        assert not view(started("e0"), gap, *between, usage, delta(1, "m", "whole")).entries[0].broken
 
 
 def test_a_reset_throws_previews_away_and_keeps_messages() -> None:
