@@ -96,8 +96,11 @@ class _Tool:
     output_bytes: int = 0
     output_cut: bool = False
     live_bytes: int = 0
+    told: bool = False  # the agent told of it, and so will tell of its end
     asked: bool = False  # it waits for a person
+    allowed: bool = False
     denied: bool = False
+    raw: bool = False  # its output is that of which an agent has no better words
     client: bool = False  # known by the request alone that a client should run it
 
     @property
@@ -126,9 +129,14 @@ class TurnAssembler:
         self.produced_anything = False
 
     @property
-    def open_tools(self) -> list[str]:
-        """Ids of the tool calls that run or wait, as events name them."""
-        return [tool.id for tool in self._tools.values()]
+    def running_tools(self) -> list[str]:
+        """Ids of the tool calls that run, as events name them: the agent tells of them, and they wait for nobody."""
+        return [tool.id for tool in self._tools.values() if tool.told and not (tool.asked or tool.denied)]
+
+    @property
+    def allowed_tools(self) -> list[str]:
+        """Ids of the tool calls that somebody was asked about and has allowed, and that have not ended."""
+        return [tool.id for tool in self._tools.values() if tool.allowed and not tool.asked]
 
     def entity_of(self, tool_call_id: str) -> str:
         """The id under which frames and events name a tool call that the agent names so."""
@@ -169,7 +177,7 @@ class TurnAssembler:
         tool = self._tools.get(tool_call_id)
         if tool is not None:
             tool.asked = False
-            tool.denied = not allowed
+            tool.allowed, tool.denied = allowed, not allowed
 
     def answered(self, tool_call_id: str, output: str | None) -> list[Output]:
         """What to write when a `QuestionAsked` was answered, with None by nobody. The result of a client's tool is its
@@ -247,9 +255,10 @@ class TurnAssembler:
 
     def _complete_message(self, reason: str) -> Iterator[Output]:
         message, self._message = self._message, None
-        if message is None or not (message.parts or message.half):
+        if message is None or not message.parts:
             return
-        text = "".join(message.parts) + ("\ufffd" if message.half else "")
+        # Without half a character at its end: readers got none of that, and are to have the same text.
+        text = "".join(message.parts)
         yield EventOut(
             event_pb2.Event(
                 type="message.completed",
@@ -275,9 +284,13 @@ class TurnAssembler:
             yield _started(tool)
         else:
             yield from self._change(tool, update)
+        tool.told = True
         tool.status = cut(update.status, NAME_BYTES) or tool.status
-        if update.output is not None:
-            yield from self._set_output(tool, update.output)
+        output = update.output
+        if output is None and (tool.raw or not tool.output_bytes or update.status == "failed"):
+            output, tool.raw = update.raw_output, update.raw_output is not None
+        if output is not None:
+            yield from self._set_output(tool, output)
         if update.more_output:
             yield from self._add_output(tool, update.more_output)
         if update.status in ("completed", "failed"):

@@ -78,7 +78,7 @@ class TextChunk:
 class ToolUpdate:
     """A tool call appeared or changed. Empty and None fields say nothing new. `status` is that of ACP:
     `pending`, `in_progress`, `completed` or `failed`. `output` is all of its output so far, `more_output` what follows
-    that."""
+    that; `raw_output` stands in for it as long as there is none."""
 
     tool_call_id: str
     started: bool = False
@@ -88,6 +88,7 @@ class ToolUpdate:
     input_json: str = ""
     output: str | None = None
     more_output: str = ""
+    raw_output: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -57,6 +57,11 @@ def read_update(update: object) -> Update | None:
     return None
 
 
+def is_usage(update: object) -> bool:
+    """Whether the `update` of a notification tells what a session has used; it counts also while nothing runs."""
+    return isinstance(update, dict) and update.get("sessionUpdate") == "usage_update"
+
+
 def read_permission(request_key: str, params: object) -> PermissionAsked | None:
     """The params of `session/request_permission`; None when they do not say what is asked."""
     if not isinstance(params, dict) or not isinstance(params.get("toolCall"), dict):
@@ -183,6 +188,7 @@ def _tool(update: Json, *, started: bool) -> ToolUpdate:
         input_json=_input(update),
         output=_output(update),
         more_output=_terminal_output(update),
+        raw_output=_raw_output(update),
     )
 
 
@@ -205,8 +211,12 @@ def _output(update: Json) -> str | None:
         # One message holds any number of edits.
         steps = MAX_STEPS // len(content)
         return "\n".join(text for part in content if (text := _content_text(part, steps)))
+    return None
+
+
+def _raw_output(update: Json) -> str | None:
     raw = update.get("rawOutput")
-    if raw is None:
+    if raw is None or "terminal_info" in _object(update, "_meta"):
         return None
     if isinstance(raw, str):
         return clean(raw)

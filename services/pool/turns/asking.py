@@ -264,14 +264,13 @@ class Asking:
         now = self._room.clock.monotonic()
         if self._signals.leaving and self._leaving_at is None:
             self._leaving_at = now
-        asking = {request.gate.tool_call_id for request in self._open.values()}
         standing = Standing(
             self._asked_at,
             self._heard_at,
             self._leaving_at,
             self._signals.shut_down,
             self._has_place,
-            working=bool(set(self._assembler.open_tools) - asking),
+            working=bool(self._assembler.allowed_tools),
         )
         window = self._room.settings.approval_window
         why, at = pause_at(standing, window=window, tool_call_limit=self._tool_call_limit)

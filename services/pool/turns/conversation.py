@@ -297,7 +297,7 @@ class Conversation:
             if said:
                 self._note_output()
             self._write(outputs)
-            limits.running_tools(self._assembler.open_tools)
+            limits.running_tools(self._assembler.running_tools)
             asking.heard()
             if isinstance(update, PermissionAsked | QuestionAsked):
                 await asking.requested(update)

@@ -21,6 +21,9 @@ _STILL_AT_WORK = frozenset(
         "HARNESS_STREAM_LOST",
         "HARNESS_UNREACHABLE",
         "DAEMON_UNREACHABLE",
+        # What it said could not be understood, or what understands it failed.
+        "AGENT_PROTOCOL",
+        "RUN_DEFECT",
     }
 )
 

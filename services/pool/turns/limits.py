@@ -79,7 +79,7 @@ class LimitWatch:
         self._idle_ends = self._time() + self._limits.idle
 
     def running_tools(self, tool_call_ids: Collection[str]) -> None:
-        """The tool calls that are open now."""
+        """The tool calls that run now."""
         for ended in self._tools.keys() - set(tool_call_ids):
             del self._tools[ended]
         for begun in set(tool_call_ids) - self._tools.keys():

@@ -32,7 +32,7 @@ class Standing:
 
     `asked_at`: when it asked last, or used an answer. `heard_at`: when its agent sent something last. `leaving_at`:
     when its process began to end, `now_or_never`: and that is all but over. `has_place`: it may wait with a live agent.
-    `working`: a call runs that nobody has to be asked about any more.
+    `working`: a call runs that somebody has allowed.
     """
 
     asked_at: float

@@ -295,6 +295,26 @@ async def test_an_answer_begins_the_window_anew() -> None:
     assert (await scene.paused()).why is Why.WINDOW
 
 
+@pytest.mark.parametrize(("cap", "why"), [(8, Why.WINDOW), (0, Why.ROOM)])
+async def test_calls_that_nobody_has_allowed_hold_up_no_pause(cap: int, why: Why) -> None:
+    """One that the agent will ask about next, and one inside of which it asks."""
+    scene = Scene(window=60, cap=cap)
+    await scene.begin()
+    for update in (
+        ToolUpdate("outer", started=True, status="in_progress"),
+        ToolUpdate("call-1", started=True, status="pending"),
+        ToolUpdate("call-2", started=True, status="pending"),
+    ):
+        scene.assembler.take(update)
+    await scene.asks(1, "a")
+    if why is Why.WINDOW:
+        await scene.clock.advance(59)
+        assert not scene.running.done()
+        await scene.clock.advance(1)
+    await scene.clock.advance(QUIET)
+    assert (await scene.paused()).why is why
+
+
 async def test_what_was_allowed_may_give_its_result_before_the_pause() -> None:
     scene = Scene(window=60)
     await scene.begin()

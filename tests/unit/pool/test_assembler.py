@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tracemalloc
+from collections.abc import Mapping
 
 import pytest
 
@@ -35,6 +36,7 @@ from services.pool.harness.port import (
     Update,
     UsageChanged,
 )
+from services.pool.harness.updates import read_update
 
 SUCCEEDED = event_pb2.TOOL_STATUS_SUCCEEDED
 FAILED = event_pb2.TOOL_STATUS_FAILED
@@ -176,7 +178,7 @@ def test_the_end_completes_what_is_open(end: TurnEnd, expected: list[str]) -> No
     turn = Turn()
     turn.take(call(), say("a"))
     assert turn.finish(end) == expected
-    assert turn.assembler.open_tools == []
+    assert turn.assembler.running_tools == []
 
 
 def test_a_tool_call_from_start_to_end() -> None:
@@ -230,7 +232,7 @@ def test_failures_say_what_the_agent_said() -> None:
 def test_tool_calls_side_by_side() -> None:
     turn = Turn()
     turn.take(call("a"), call("b", title="other"))
-    assert turn.assembler.open_tools == ["a", "b"]
+    assert turn.assembler.running_tools == ["a", "b"]
     assert turn.take(done("b"), done("a")) == [
         "b tool_output",
         "b other SUCCEEDED",
@@ -455,15 +457,15 @@ def test_calls_of_whose_end_nothing_is_told_are_ended_by_those_that_come() -> No
     assert turn.events == []
     assert turn.take(call("another")) == ["another tool_started", "c0 run UNKNOWN"]
     assert turn.take(done("c0")) == []
-    assert len(turn.assembler.open_tools) == OPEN_TOOLS
-    assert "asked" in turn.assembler.open_tools
+    assert len(turn.assembler.running_tools) == OPEN_TOOLS - 1
+    assert turn.finish(TurnEnd.END)[0] == "asked run CANCELLED"
 
 
 def test_what_is_kept_of_calls_that_run_has_a_bound() -> None:
     turn = Turn()
     for number in range(8):
         turn.take(call(f"c{number}", input_json=json.dumps("x" * (OPEN_TOOLS_CHARACTERS // 4))))
-    assert turn.assembler.open_tools == ["c5", "c6", "c7"]
+    assert turn.assembler.running_tools == ["c5", "c6", "c7"]
 
 
 def test_input_too_long_for_an_event_says_so_in_its_own_language() -> None:
@@ -488,9 +490,51 @@ def test_a_character_cut_in_two_is_put_together() -> None:
     assert turn.take(say("a\ud83d"), say("\ude00b")) == ["m1 text_delta", "m1 text_delta"]
     assert turn.finish(TurnEnd.END) == ["m1 agent 'a\U0001f600b' end"]
     assert turn.shown("m1") == "a\U0001f600b"
+
+
+@pytest.mark.parametrize("end", TurnEnd)
+def test_l1_half_a_character_at_the_end_is_in_no_message_as_it_was_in_no_frame(end: TurnEnd) -> None:
     turn = Turn()
-    turn.take(say("\ud83d"))
-    assert turn.finish(TurnEnd.END) == ["m1 agent '\ufffd' end"]
+    turn.take(say("Hi \ud83d"))
+    assert len(turn.finish(end)) == 1
+    (event,) = turn.events
+    assert event.message_completed.content[0].text.text == turn.shown("m1") == "Hi "
+    alone = Turn()
+    alone.take(say("\ud83d"))
+    assert alone.finish(end) == []
+
+
+def test_calls_run_for_which_an_end_is_to_come() -> None:
+    """Some agents ask under an id of which they never tell anything."""
+    turn = Turn()
+    turn.take(ask("dialog"), call("told"), ask("told"))
+    assert (turn.assembler.running_tools, turn.assembler.allowed_tools) == ([], [])
+    turn.assembler.decided("dialog", allowed=False)
+    turn.assembler.decided("told", allowed=True)
+    assert (turn.assembler.running_tools, turn.assembler.allowed_tools) == (["told"], ["told"])
+    turn.take(ask("another"))
+    turn.assembler.decided("another", allowed=True)
+    turn.take(call("beside"))
+    assert turn.assembler.running_tools == ["told", "beside"]
+    assert turn.assembler.allowed_tools == ["told", "another"]
+
+
+def test_raw_output_takes_the_place_of_no_better_words() -> None:
+    """A call that shows its edit, and then says in words that it was done."""
+
+    def output_of(*updates: Mapping[str, object]) -> str:
+        turn = Turn()
+        for update in updates:
+            found = read_update({"toolCallId": "c", "sessionUpdate": "tool_call_update", **update})
+            assert found is not None
+            turn.take(found)
+        return turn.events[0].tool_completed.output
+
+    edit = {"content": [{"type": "content", "content": {"type": "text", "text": "-a\n+b"}}]}
+    assert output_of(edit, {"status": "completed", "rawOutput": "updated"}) == "-a\n+b"
+    assert output_of(edit, {"status": "failed", "rawOutput": "no such file"}) == "no such file"
+    assert output_of({"rawOutput": "1"}, {"rawOutput": "1 2"}, {"status": "completed"}) == "1 2"
+    assert output_of({"rawOutput": "1"}, {"status": "completed", **edit}) == "-a\n+b"
 
 
 @pytest.mark.parametrize("text", ["", "abc", "é" * 10, "a€b" * 5, "\U0001f600" * 4])
@@ -511,12 +555,11 @@ def test_a_tool_of_the_client_is_a_call_with_its_result() -> None:
     turn = Turn()
     asked = QuestionAsked("k", "call-1", client_tool=True, prompt="map", input_json='{"a":1}', schema_json="")
     turn.take(asked)
-    assert turn.assembler.open_tools == ["call-1"]
     outputs = turn.assembler.answered("call-1", '{"at":[1,2]}')
     (event,) = [output.event for output in outputs if isinstance(output, EventOut)]
     assert (event.tool_completed.name, event.tool_completed.input_json) == ("map", '{"a":1}')
     assert (event.tool_completed.output, event.tool_completed.status) == ('{"at":[1,2]}', SUCCEEDED)
-    assert turn.assembler.open_tools == []
+    assert turn.finish(TurnEnd.END) == []
     assert turn.assembler.answered("call-1", "again") == []
 
 
@@ -532,7 +575,7 @@ def test_a_tool_of_the_client_that_the_agent_tells_of_is_the_agents() -> None:
     turn.take(ToolUpdate("call-1", started=True, title="map"))
     turn.take(QuestionAsked("k", "call-1", client_tool=True, prompt="map", input_json="{}", schema_json=""))
     assert turn.assembler.answered("call-1", "1") == []
-    assert turn.assembler.open_tools == ["call-1"]
+    assert turn.assembler.running_tools == ["call-1"]
 
 
 def test_a_paused_turn_leaves_open_what_waits_for_people_and_nothing_else() -> None:

@@ -47,6 +47,8 @@ def test_without_a_pause(shut_down: bool, prompted: bool, kept: bool, reason: st
     ("kind", "reason", "answered", "prompted", "expected"),
     [
         (Kind.STOPPED, "user", False, True, True),
+        (Kind.FAILED, "AGENT_PROTOCOL", False, True, True),
+        (Kind.FAILED, "RUN_DEFECT", False, True, True),
         (Kind.STOPPED, "user", True, True, False),
         (Kind.STOPPED, "user", False, False, False),
         (Kind.FAILED, "TURN_LIMIT", False, True, True),

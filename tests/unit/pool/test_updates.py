@@ -97,7 +97,9 @@ def test_tool_calls() -> None:
         ],
         "rawOutput": {"ignored": True},
     }
-    assert read_update(update) == ToolUpdate("c1", status="completed", output="one\n[terminal t1]\n[image]")
+    assert read_update(update) == ToolUpdate(
+        "c1", status="completed", output="one\n[terminal t1]\n[image]", raw_output='{"ignored":true}'
+    )
 
 
 def test_output_that_comes_beside_the_content() -> None:
@@ -137,7 +139,7 @@ def test_an_edit_is_shown_as_a_difference() -> None:
 def test_raw_output_stands_in_for_content(raw: object, expected: str | None) -> None:
     found = read_update({"sessionUpdate": "tool_call_update", "toolCallId": "c", "content": [], "rawOutput": raw})
     assert isinstance(found, ToolUpdate)
-    assert found.output == expected
+    assert (found.output, found.raw_output) == (None, expected)
 
 
 def test_plans_and_usage() -> None:
