@@ -112,6 +112,13 @@ SLOTS = metrics.gauge(
     of=Of.DEPLOYMENT,
     labels={"provider": (), "state": ("used", "free")},
 )
+WARM_CAP = metrics.gauge(
+    "hearth.sandbox.warm.cap",
+    "{sandbox}",
+    "how many sandboxes may be kept running without a turn, by the settings",
+    of=Of.DEPLOYMENT,
+    labels={"provider": ()},
+)
 BREAKER = metrics.gauge(
     "hearth.sandbox.reconcile.unknown",
     "{sandbox}",
@@ -176,7 +183,7 @@ def watch(readings: Readings, store: Store, tiers: Mapping[str, Tier]) -> None:
             COST: {(use.provider, use.tier): use.cost_micro_usd / _MICRO for use in uses},
         }
 
-    readings.watch(present, SANDBOXES, OVERDUE, TIERS, HOURLY, SLOTS, BREAKER)
+    readings.watch(present, SANDBOXES, OVERDUE, TIERS, HOURLY, SLOTS, WARM_CAP, BREAKER)
     readings.watch(totals, SECONDS, COST, every=_TOTALS_EVERY_SECONDS)
 
 
@@ -202,4 +209,5 @@ def _present(rows: Sequence[Present], used: Mapping[str, int], tiers: Mapping[st
         TIERS: counts,
         HOURLY: hourly,
         SLOTS: slots,
+        WARM_CAP: {name: tier.slots for name, tier in tiers.items()},
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from services.chassis.metrics import Read, Reading, Readings
-from services.sandbox.metrics import BREAKER, watch
+from services.sandbox.metrics import BREAKER, SLOTS, WARM_CAP, watch
 from services.sandbox.tiers import Tier
 
 TIERS = {"local": Tier(window=60, cap=8, park_stopped=True), "daytona": Tier(window=0, cap=20, park_stopped=True)}
@@ -47,3 +47,9 @@ async def shown(rows: Rows) -> Reading:
 async def test_unknown_instances_are_those_of_providers_that_are_on() -> None:
     found = await shown(Rows(used={}, unknown={"local": 7, "switched-off": 9}))
     assert found[BREAKER] == {"local": 7, "daytona": 0}
+
+
+async def test_the_cap_is_that_of_the_settings_however_many_slots_are_taken() -> None:
+    found = await shown(Rows(used={"local": 20, "daytona": 2}, unknown={}))
+    assert found[WARM_CAP] == {"local": 8, "daytona": 0}
+    assert cast(Any, found[SLOTS])["local", "used"] == 20
