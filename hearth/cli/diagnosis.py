@@ -34,7 +34,8 @@ _HELD = frozenset({sandbox_pb2.TENURE_ACTIVE, sandbox_pb2.TENURE_PARKED})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Service:
-    """One of the four. `state` is `serving`, `not serving` or `no answer`; `detail` says why it is not the first.
+    """One of the four. `state` is `serving`, `not serving` or `no answer`; `detail` says why it is not the first, or
+    what keeps one that serves from serving all.
 
     `certificate_days` are those for which the certificate that it shows still counts; None without TLS, or where that
     could not be looked at.
@@ -89,6 +90,7 @@ class Picture:
 def findings(picture: Picture) -> list[Finding]:
     """All of them, in the order in which a person should read them."""
     return [
+        *_of_services(picture),
         *_of_versions(picture),
         *_of_access(picture),
         *_of_certificates(picture),
@@ -131,6 +133,13 @@ def _loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _of_services(picture: Picture) -> Iterator[Finding]:
+    for service in picture.services:
+        if service.state == SERVING and service.detail:
+            message = f"{service.name} serves only in part: {service.detail}"
+            yield Finding(service.name, message, "bring back what does not answer")
 
 
 def _of_versions(picture: Picture) -> Iterator[Finding]:

@@ -121,11 +121,11 @@ async def _service(name: str, address: str, how: Tls | None) -> Service:
         told = dict(await call.trailing_metadata() or ()).get(VERSION_KEY, "")
         told = told if isinstance(told, str) else ""
         days = await _certificate_days(address) if how is not None else None
-        if answer.status == health_pb2.HealthCheckResponse.SERVING:
-            return Service(name, address, SERVING, told, milliseconds, certificate_days=days)
         away = [dependency for dependency in DEPENDENCIES[name] if not await _well(stub, dependency)]
-        detail = f"{', '.join(away)} does not answer" if away else "it is ending"
-        return Service(name, address, NOT_SERVING, told, milliseconds, detail, days)
+        detail = f"{', '.join(away)} does not answer" if away else ""
+        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+            return Service(name, address, SERVING, told, milliseconds, detail, days)
+        return Service(name, address, NOT_SERVING, told, milliseconds, detail or "it is ending", days)
 
 
 async def _certificate_days(address: str) -> float | None:

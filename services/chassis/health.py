@@ -88,19 +88,29 @@ class Servicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 class Health:
     """The health of one process.
 
-    The names "" and those of its gRPC services are SERVING while every dependency answers, and NOT_SERVING from the
-    start of a shutdown on. Each dependency has its own name beside them, for a person who asks which one it is.
+    The names "" and those of its gRPC services are SERVING while every dependency that is needed answers, and
+    NOT_SERVING from the start of a shutdown on. Each dependency has its own name beside them, for a person who asks
+    which one it is.
     """
 
     def __init__(self) -> None:
         self.servicer = Servicer()
         self._checks: dict[str, Check] = {}
+        self._needed: set[str] = set()
+        self._limiting: set[str] = set()
         self._down: dict[str, str] = {}
         self._services: list[str] = [""]
 
-    def add(self, dependency: str, check: Check) -> None:
-        """Depend on `dependency`: `check` returns when it answers and raises when it does not."""
+    def add(self, dependency: str, check: Check, *, needed: bool = True) -> None:
+        """Depend on `dependency`: `check` returns when it answers and raises when it does not.
+
+        One that is not `needed` only limits what the process can do while it is away: callers are sent elsewhere for it
+        until it has answered once, and not again after that.
+        """
         self._checks[dependency] = check
+        self._needed.add(dependency)
+        if not needed:
+            self._limiting.add(dependency)
 
     @property
     def answering(self) -> dict[str, bool]:
@@ -124,7 +134,8 @@ class Health:
         found = await asyncio.gather(*(self._ask(self._checks[name]) for name in names))
         for name, trouble in zip(names, found, strict=True):
             self._note(name, trouble)
-        serves = dict.fromkeys(self._services, not self._down)
+        self._needed -= self._limiting - self._down.keys()
+        serves = dict.fromkeys(self._services, self._needed.isdisjoint(self._down))
         self.servicer.publish(
             {name: _SERVING if well else _NOT_SERVING for name, well in {**self.answering, **serves}.items()}
         )

@@ -133,7 +133,8 @@ def histogram(
 DEPENDENCY = gauge(
     "hearth.dependency.up",
     "1",
-    "1 while a part that this service depends on answers, else 0; a service with a 0 says that it does not serve",
+    "1 while a part that this service depends on answers, else 0; a relay with a 0 still serves what it can, any other"
+    " service says that it does not serve",
     labels={"dependency": ()},
 )
 # Grows for good only when something is forgotten.

@@ -69,8 +69,10 @@ async def build(app: App[RelaySettings]) -> AsyncIterator[None]:
             if answer.status != health_pb2.HealthCheckResponse.SERVING:
                 raise dependency_unavailable("history")
 
-        app.health.add("valkey", lambda: valkey.ping(client))
-        app.health.add("history", history_serves)
+        # Without Valkey events still reach readers, without history frames do, and readers that are here keep their
+        # streams: clients that go around the relays which serve must find one.
+        app.health.add("valkey", lambda: valkey.ping(client), needed=False)
+        app.health.add("history", history_serves, needed=False)
         app.on_drain("end readers", hubs.drain)
         hubs.start()
         yield

@@ -129,6 +129,21 @@ async def test_watchers_are_told_changes_and_nothing_else() -> None:
         await caller.until(SERVING, NOT_SERVING, SERVING)
 
 
+async def test_a_part_that_only_limits_counts_until_it_has_answered_once() -> None:
+    health, part = Health(), Part()
+    part.up = False
+    health.add("valkey", part.check, needed=False)
+    await health.begin([])
+    assert await asked(health, "") == NOT_SERVING
+    told = []
+    for part.up in (True, False, True):
+        await health.check_once()
+        assert await asked(health, "") == SERVING
+        told.append(await asked(health, "valkey"))
+        assert health.answering == {"valkey": part.up}
+    assert told == [SERVING, NOT_SERVING, SERVING]
+
+
 async def test_an_unknown_name_is_watched_and_not_kept() -> None:
     health, _ = await begun()
     caller = Caller()

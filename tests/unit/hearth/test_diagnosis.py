@@ -144,6 +144,13 @@ def all_draining(found: Picture) -> None:
     found.replicas = [pool_pb2.Replica(holder=HOLDER, draining=True)]
 
 
+def limited(found: Picture) -> None:
+    found.services = [
+        dataclasses.replace(service, detail="valkey does not answer" if service.name == "relay" else "")
+        for service in found.services
+    ]
+
+
 def nothing_kept(found: Picture) -> None:
     found.kept = frozenset()
 
@@ -151,6 +158,7 @@ def nothing_kept(found: Picture) -> None:
 @pytest.mark.parametrize(
     ("change", "about", "words"),
     [
+        (limited, ["relay"], "relay serves only in part: valkey does not answer"),
         (other_version, ["version"], "pool is 0.9, this program is 1.0"),
         (far, ["access"], "no authentication"),
         (lambda found: far(found, open_to_all=False, has_token=True), ["access"], "unencrypted to 10.0.0.7:7400"),
