@@ -69,6 +69,24 @@ async def is_state(sandboxes: Sandboxes, sandbox_id: str, wanted: str) -> bool:
     return state(await sandboxes.get(sandbox_id)) == wanted
 
 
+async def test_a_sandbox_of_which_nothing_can_be_read_ends_no_service_and_can_be_deleted(
+    service: ServiceProcess, sandboxes: Sandboxes, root: Path
+) -> None:
+    broken = await sandboxes.acquire("broken", holder=ME)
+    whole = await sandboxes.acquire("whole", holder=ME)
+    directory = root / f"hearth-{broken.sandbox_id}"
+    (directory / "state.json").write_bytes(b"")
+    await sandboxes.renew(ME, ("broken", 1, 1), ("whole", 1, 1))
+    report = await sandboxes.reconcile()
+    assert (report.checked, report.mended, list(report.unanswered)) == (2, 0, [])
+    assert await is_state(sandboxes, whole.sandbox_id, "RUNNING/ACTIVE")
+    assert await sandboxes.delete(broken.sandbox_id) == "DELETED"
+    assert (await sandboxes.get(broken.sandbox_id)).observed == sandbox_pb2.SANDBOX_STATE_GONE
+    assert members(broken.sandbox_id) == []
+    assert not directory.exists()
+    assert service.running
+
+
 async def test_what_nobody_renews_is_ended_and_what_is_renewed_stays(sandboxes: Sandboxes) -> None:
     other = new_id()
     parked, active, kept, warm = await asyncio.gather(

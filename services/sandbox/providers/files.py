@@ -26,10 +26,13 @@ def path_part(text: str) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only this user reads, so that a reader sees the whole of it or what was there before."""
+    """Write a file that only this user reads, so that a reader sees the whole of it or what was there before, also when
+    the machine fails in between."""
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     draft.replace(path)
 
 

@@ -46,7 +46,7 @@ from services.sandbox.providers.files import (
     tail,
     write_private,
 )
-from services.sandbox.providers.local_state import State
+from services.sandbox.providers.local_state import State, StateUnreadable
 from services.sandbox.providers.port import (
     Address,
     CreateRequest,
@@ -181,7 +181,9 @@ class LocalProvider:
         except InstanceNotFound:
             if not await asyncio.to_thread(members, _sandbox_id(reference)):
                 raise
-            return Instance(str(directory), directory.name, InstanceState.ERROR, {}, 0.0, "its directory was removed")
+            return _broken(directory, "its directory was removed")
+        except StateUnreadable as trouble:
+            return _broken(directory, str(trouble))
         return _instance(directory, state, await self._state_of(reference, state))
 
     @_told
@@ -192,6 +194,10 @@ class LocalProvider:
             try:
                 state = self._read(directory.name)
             except InstanceNotFound:  # deleted since the listing
+                continue
+            except (StateUnreadable, OSError) as trouble:
+                # Nobody knows whose it is; who has a row of it asks for it by its name.
+                logger.warning("sandbox is not listed", extra={"instance": directory.name, "error": str(trouble)})
                 continue
             if labels.items() <= state.labels.items():
                 found.append(_instance(directory, state, await self._state_of(directory.name, state)))
@@ -217,8 +223,12 @@ class LocalProvider:
             # Whoever removed the directory by hand has ended no process.
             await end(_sandbox_id(reference), None, grace=0.0, clock=self._clock)
             return
-        await end(_sandbox_id(reference), state.daemon, grace=0.0, clock=self._clock)
-        self._clean_up(state)
+        except StateUnreadable:
+            # Where its logins lie is not known; the next daemon in its workspace removes them.
+            await end(_sandbox_id(reference), None, grace=0.0, clock=self._clock)
+        else:
+            await end(_sandbox_id(reference), state.daemon, grace=0.0, clock=self._clock)
+            self._clean_up(state)
         directory = self._directory(reference)
         trash = directory.with_name(f"{TRASH}{uuid4().hex}")
         with suppress(FileNotFoundError):
@@ -401,6 +411,10 @@ class LocalProvider:
 def _instance(directory: Path, state: State, shown: InstanceState) -> Instance:
     age = max(0.0, time.time() - state.created)
     return Instance(str(directory), directory.name, shown, state.labels, age)
+
+
+def _broken(directory: Path, detail: str) -> Instance:
+    return Instance(str(directory), directory.name, InstanceState.ERROR, {}, 0.0, detail)
 
 
 def _sandbox_id(reference: str) -> str:

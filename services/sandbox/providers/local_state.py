@@ -8,8 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.sandbox.providers.files import write_private
-from services.sandbox.providers.port import InstanceNotFound
+from services.sandbox.providers.port import InstanceNotFound, ProviderError
 from services.sandbox.providers.processes import Process
+
+
+class StateUnreadable(ProviderError):
+    """There is a sandbox, and what was written down of it says nothing, as after a crash of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +37,13 @@ class State:
 
     @classmethod
     def read(cls, directory: Path) -> State | None:
-        """None where there is no sandbox."""
+        """None where there is no sandbox. Raises `StateUnreadable`."""
         try:
-            text = (directory / "state.json").read_text("utf-8")
+            return cls(**json.loads((directory / "state.json").read_bytes()))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return cls(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise StateUnreadable(f"state.json of {directory} cannot be read: {error}") from None
 
     def write(self, directory: Path) -> None:
         """In one piece, for this user only. Raises `InstanceNotFound` where the directory is gone."""

@@ -1,4 +1,4 @@
-"""What the local provider does about files that cannot be removed."""
+"""What the local provider does about files that cannot be removed, or hold nothing that makes sense."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from services.chassis.clock import SystemClock
-from services.sandbox.providers.files import TRASH, remove_tree
+from services.sandbox.providers.files import TRASH, remove_tree, write_private
 from services.sandbox.providers.local import LocalProvider
+from services.sandbox.providers.local_state import State
+from services.sandbox.providers.port import InstanceNotFound, InstanceState, ProviderError
+from services.sandbox.rows import NAME_PREFIX
 
 OLD = 1_000_000_000
 
@@ -65,3 +68,31 @@ def test_what_belongs_to_somebody_else_below_a_directory_of_ours_is_removed(tmp_
     (tree / "theirs").mkdir(parents=True)
     remove_tree(tree)
     assert not tree.exists()
+
+
+@pytest.mark.parametrize("content", [b"", bytes(200), b"\xff", b"[]", b"null", b'{"labels": {}}', b'{"later": 1}'])
+async def test_a_state_that_cannot_be_read_is_that_of_one_sandbox_only(tmp_path: Path, content: bytes) -> None:
+    provider = LocalProvider(tmp_path, SystemClock())
+    broken, whole = tmp_path / f"{NAME_PREFIX}broken", tmp_path / f"{NAME_PREFIX}whole"
+    for directory in (broken, whole):
+        directory.mkdir()
+        State({"mine": "yes"}, "p", "s", created=0.0).write(directory)
+    (broken / "state.json").write_bytes(content)
+    assert [instance.name for instance in await provider.list({"mine": "yes"})] == [whole.name]
+    assert (await provider.get(broken.name)).state is InstanceState.ERROR
+    for change in (provider.start, provider.stop):
+        with pytest.raises(ProviderError):
+            await change(broken.name)
+    await provider.delete(broken.name)
+    assert not broken.exists()
+    with pytest.raises(InstanceNotFound):
+        await provider.get(broken.name)
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    kept: list[tuple[int, bool]] = []
+    monkeypatch.setattr(os, "fsync", lambda file: kept.append((os.fstat(file).st_size, path.exists())))
+    write_private(path, "text")
+    assert kept == [(4, False)]
+    assert path.read_text() == "text"
