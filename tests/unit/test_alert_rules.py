@@ -19,6 +19,8 @@ DIRECTORY = Path(__file__).resolve().parents[2] / "deploy" / "prometheus"
 # What Prometheus itself and the library of the process tell.
 FOREIGN = {"up", "process_open_fds", "process_max_fds"}
 TARGET = {"job", "instance"}
+# The case of an expression that is no rule.
+COST_CASE = "what a day costs, over a rollout"
 
 
 def loaded(name: str) -> Any:
@@ -74,11 +76,20 @@ def test_an_alert_says_what_is_wrong_and_how_bad(rule: dict[str, Any]) -> None:
 
 def test_every_alert_has_a_case_in_which_it_fires() -> None:
     cases = loaded("hearth.rules.test.yml")["tests"]
-    assert [case["name"] for case in cases] == ["nothing while all is well", *(rule["alert"] for rule in ALERTS)]
+    names = ["nothing while all is well", *(rule["alert"] for rule in ALERTS), COST_CASE]
+    assert [case["name"] for case in cases] == names
     for case in cases:
         for series in case["input_series"]:
             name = series["series"].partition("{")[0]
             assert name in SERIES or name in FOREIGN, f"no service tells {name}"
+
+
+def test_the_page_asks_for_the_cost_as_its_case_does() -> None:
+    (case,) = (case for case in loaded("hearth.rules.test.yml")["tests"] if case["name"] == COST_CASE)
+    (asked,) = (test["expr"] for test in case["promql_expr_test"])
+    page = (DIRECTORY.parents[1] / "docs" / "metrics.md").read_text()
+    assert asked.strip() in " ".join(page.split())
+    check(asked)
 
 
 def test_the_check_sees_what_is_wrong() -> None:
