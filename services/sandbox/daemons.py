@@ -52,7 +52,10 @@ class Daemons:
         try:
             # Without a span of its own: the stage that it is part of has one.
             with suppress_http_instrumentation():
-                async with self._session.get(f"{url}/v1/health", headers=sent, timeout=self._timeout) as response:
+                # What answers there may be anything: nobody is asked whom it names.
+                async with self._session.get(
+                    f"{url}/v1/health", headers=sent, timeout=self._timeout, allow_redirects=False
+                ) as response:
                     await http_client.read_body(response, _ANSWER_BYTES)
                     if response.status == 200:
                         return Pulse.ALIVE

@@ -158,6 +158,24 @@ async def test_a_daemon_in_daytona_that_answers_without_end_is_not_up() -> None:
     assert impostor.sent <= UNDER_WAY
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_probe_goes_nowhere_else_than_it_was_sent(status: int) -> None:
+    starter = DaemonStarter(
+        cast("Any", SimpleNamespace()), DaytonaOptions("http://nowhere", Secret("key")), SystemClock()
+    )
+    async with listening(Impostor(b"{}", times=1)) as inner, http_client.new_session() as http:
+        async with listening(Impostor(b"", times=1, status=status, Location=f"{inner.url}/v1/health")) as impostor:
+            headers = {"X-Daytona-Preview-Token": "preview"}
+            try:
+                probed = await Daemons(http, SystemClock(), timeout=30).probe(impostor.url, Secret("t"), headers)
+                assert probed is Probed.SILENT
+                assert not await starter._healthy(Address(impostor.url, headers), Secret("t"))
+            finally:
+                await starter.close()
+        assert len(impostor.asked) == 2
+        assert inner.asked == []
+
+
 async def test_a_body_of_just_the_limit_is_read() -> None:
     async with listening(Impostor(b"x" * 1000, times=1)) as impostor, http_client.new_session() as http:
         async with http.get(impostor.url) as response:
