@@ -287,7 +287,11 @@ class Store:
 
     async def take_slot(self, provider: str, cap: int, sandbox_id: str) -> bool:
         """Take a free warm slot up to number `cap` for the sandbox; True if it has one now."""
-        return await self._pool.fetchval(self._sql.take_slot, provider, cap, sandbox_id) is not None
+        try:
+            return await self._pool.fetchval(self._sql.take_slot, provider, cap, sandbox_id) is not None
+        except asyncpg.UniqueViolationError:
+            # Another call for it took one while this statement ran.
+            return True
 
     async def return_slot(self, sandbox_id: str) -> None:
         """Give back the slot of a sandbox that was not parked after all."""

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -347,6 +348,26 @@ async def test_a_sandbox_on_its_way_out_still_counts_against_the_warm_cap(migrat
         assert await third is Disposition.STOPPED
         assert await one.parts.store.slots_used() == {"local": 1}
     await clear(root)
+
+
+async def test_two_that_take_a_warm_slot_for_one_sandbox_at_once_have_the_same(one: Replica, migrated_dsn: str) -> None:
+    answer = await one.acquire("s", holder=holder())
+    store = one.parts.store
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid))"
+    other = await asyncpg.connect(migrated_dsn)
+    try:
+        async with other.transaction():
+            assert await other.fetchval(store._sql.take_slot, "local", 10, answer.sandbox_id) == 1
+            taking = asyncio.create_task(store.take_slot("local", 10, answer.sandbox_id))
+            async with asyncio.timeout(10):
+                while not await other.fetchval(waiting, other.get_server_pid()):  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.01)
+        assert await taking
+    finally:
+        await other.close()
+    assert await store.slots_used() == {"local": 1}
+    assert await one.release("s") is Disposition.PARKED
+    assert await store.slots_used() == {"local": 1}
 
 
 async def test_a_turn_that_takes_a_sandbox_first_saves_it_from_eviction(migrated_dsn: str, root: Path) -> None:
