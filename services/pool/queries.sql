@@ -333,8 +333,9 @@ WHERE project = $1 AND session = $2 AND holder = $3
                   WHERE e.project = $1 AND e.session = $2 AND e.state <> 'TERMINAL' AND e.driver = $3)
 
 -- name: to_purge
+-- At random: the oldest ones are those that fail again and again, and all others would wait for them.
 SELECT project, session, epoch FROM pool.session WHERE deleted_at < now() - interval '10 seconds' AND purged_at IS NULL
-ORDER BY deleted_at LIMIT $1
+ORDER BY random() LIMIT $1
 
 -- name: purge
 WITH locked AS (
