@@ -119,6 +119,8 @@ class TokenFile:
         self._path = path
         self._quota = quota
         self._stamp = self._stat()
+        # What was told last of a file that cannot be read, and with which stamp.
+        self._told: tuple[object, str] | None = None
         try:
             self._callers = self._read()
         except (OSError, ValueError) as error:
@@ -135,16 +137,21 @@ class TokenFile:
         return found
 
     def _reload(self) -> None:
+        stamp = None
         try:
             stamp = self._stat()
             if stamp == self._stamp:
                 return
-            self._stamp = stamp
             self._callers = self._read()
-            logger.info("auth file read again", extra={"tokens": len(self._callers)})
         except (OSError, ValueError) as error:
-            # A half-written file must not lock everybody out; it is read again once it changes.
-            logger.error("auth file cannot be read, the former tokens stay", extra={"cause": str(error)})
+            # A half-written file must not lock everybody out. It is tried at each call until it can be read: what kept
+            # it from that, as its rights or a lack of descriptors, may go without a trace in its stamp.
+            if self._told != (stamp, str(error)):
+                self._told = (stamp, str(error))
+                logger.error("auth file cannot be read, the former tokens stay", extra={"cause": str(error)})
+        else:
+            self._stamp, self._told = stamp, None
+            logger.info("auth file read again", extra={"tokens": len(self._callers)})
 
     def _stat(self) -> tuple[int, int, int]:
         try:

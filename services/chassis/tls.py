@@ -34,21 +34,28 @@ class Watched(Generic[_T]):
         self._make = make
         self._lock = threading.Lock()
         self._state = self._look()
+        # What was told last of files that cannot be used, and in which state.
+        self._told: tuple[_State, str] | None = None
         self._made = make()
 
     def current(self) -> _T:
         """As the files say now."""
         with self._lock:
+            # Taken before the files are read: what changes meanwhile is seen the next time.
             state = self._look()
             if state != self._state:
-                # Taken before the files are read: what changes meanwhile is seen the next time.
-                self._state = state
                 named = {"files": [str(file) for file in self._files]}
                 try:
                     self._made = self._make()
-                    logger.info("certificates read again", extra=named)
                 except TlsError as error:
-                    logger.error("certificates changed and cannot be used", extra={"cause": str(error), **named})
+                    # Tried each time until it works: what kept a file from being read, as its rights, may go without a
+                    # trace in its state.
+                    if self._told != (state, str(error)):
+                        self._told = (state, str(error))
+                        logger.error("certificates changed and cannot be used", extra={"cause": str(error), **named})
+                else:
+                    self._state, self._told = state, None
+                    logger.info("certificates read again", extra=named)
             return self._made
 
     def _look(self) -> _State:

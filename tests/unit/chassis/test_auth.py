@@ -59,6 +59,30 @@ def test_a_broken_change_keeps_the_former_tokens(file: Path, caplog: pytest.LogC
     assert tokens.find(Secret("one")) is None
 
 
+def test_what_could_not_be_read_counts_as_soon_as_it_can(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = TokenFile(file)
+    write(file, {"two": ENTRY})
+    os.utime(file, ns=(1, 1))
+    read = Path.read_text
+    causes = [PermissionError(13, "denied"), PermissionError(13, "denied"), OSError(24, "too many open files")]
+
+    def denied(path: Path, *arguments: Any) -> str:
+        if causes:
+            raise causes.pop(0)
+        return read(path, *arguments)
+
+    monkeypatch.setattr(Path, "read_text", denied)
+    for _ in range(3):
+        assert tokens.find(Secret("one")) is not None
+    # Nothing of the file has changed meanwhile but whether it can be read.
+    assert tokens.find(Secret("one")) is None
+    assert tokens.find(Secret("two")) is not None
+    told = [record.__dict__["cause"] for record in caplog.records if record.levelno == logging.ERROR]
+    assert told == ["[Errno 13] denied", "[Errno 24] too many open files"]
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
