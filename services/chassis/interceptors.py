@@ -27,7 +27,7 @@ from opentelemetry.trace import SpanKind
 
 from services.chassis import deadlines
 from services.chassis.errors import HearthError, Unavailable, as_hearth_error, internal, invalid
-from services.chassis.metrics import CALLS, Sizes
+from services.chassis.metrics import BROKEN, CALLS, Count, Sizes
 from services.chassis.scopes import is_open
 from services.chassis.spans import CallSpan
 
@@ -40,6 +40,8 @@ Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler
 # A handler of any kind: the request (or the iterator of requests) and the context in, the response (None after a stream
 # of responses, which it has written) out.
 Run: TypeAlias = "Callable[[Any, Context], Awaitable[Any]]"
+# What a caller cannot help.
+_DEFECTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
 # Of a message to what needs no token, which is kept as long as its stream: it names a service, a symbol or a file.
 _OPEN_BYTES = 1024
 
@@ -262,12 +264,14 @@ class Streams(Endable):
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Maps whatever a handler raises to one status, before the first response or after the thousandth.
 
-    Also notes the deadline of the call (see `deadlines`), and answers a request that does not parse.
+    Also notes the deadline of the call (see `deadlines`), answers a request that does not parse, and counts what ends
+    by a defect.
     """
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._wrapped = Wrapped()
+        self._broken = Count(BROKEN)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -304,7 +308,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 if _caller_is_gone(error):
                     # There is nobody to answer, and gRPC is about to cancel this call.
                     raise asyncio.CancelledError from error
-                await abort(context, _seen_by_caller(error, method))
+                seen = _seen_by_caller(error, method)
+                if seen.code in _DEFECTS:
+                    self._broken.add(1, method.lstrip("/"))
+                await abort(context, seen)
 
         return as_handler(handler, mapped, parse=_tolerant(handler, _OPEN_BYTES if is_open(method) else None))
 

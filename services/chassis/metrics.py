@@ -26,6 +26,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from prometheus_client import CollectorRegistry
 
 from services.chassis.errors import HearthError, as_hearth_error
+from services.chassis.scopes import SCOPES
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +149,12 @@ READING_FAILURES = counter(
     "hearth.metrics.reading.failures",
     "{reading}",
     "times that a number which has to be looked up could not be: the series of it are missing meanwhile",
+)
+BROKEN = counter(
+    "hearth.calls.broken",
+    "{call}",
+    "calls and streams that a defect ended, here or in a service called from here: INTERNAL, UNKNOWN or DATA_LOSS",
+    labels={"rpc.method": [method.lstrip("/") for method in SCOPES]},
 )
 CALLS = histogram(
     "rpc.server.call.duration",

@@ -10,6 +10,8 @@ import grpc.aio
 import pytest
 
 from hearth.history.v1 import history_service_pb2, history_service_pb2_grpc
+from hearth.types.v1 import session_pb2
+from services.chassis.scopes import SCOPES
 from tests.conftest import StartService
 from tests.contract.pool.house import eventually
 from tests.support.collector import collecting
@@ -45,6 +47,30 @@ async def test_a_process_tells_its_calls_and_what_it_depends_on(
     assert page.value("hearth_dependency_up", dependency="postgres") == 1
     assert page.value("process_open_fds") > 0
     assert page.value("target_info", service_name="hearth-sample") == 1
+
+
+async def test_defects_are_counted_from_the_first_on_of_calls_and_of_streams(
+    start_service: StartService, env: dict[str, str], scratch: Path
+) -> None:
+    sample = await start_service(SAMPLE, **env)
+    address = (scratch / "metrics").read_text()
+    name = "hearth_calls_broken_total"
+    page = await read(address)
+    methods = [method.lstrip("/") for method in SCOPES]
+    assert [page.values(name, rpc_method=method) for method in methods] == [[0.0]] * len(methods)
+    async with grpc.aio.insecure_channel(sample.address) as channel:
+        stub = history_service_pb2_grpc.HistoryServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.MarkIncomplete(history_service_pb2.MarkIncompleteRequest(), timeout=10)
+        key = session_pb2.SessionKey(project="p", session="defect")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.StreamEvents(history_service_pb2.StreamEventsRequest(session=key), timeout=10).read()
+        # What a caller did wrong is none.
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.DeleteLog(history_service_pb2.DeleteLogRequest(), timeout=10)
+    page = await read(address)
+    for method, times in (("MarkIncomplete", 1), ("StreamEvents", 1), ("DeleteLog", 0)):
+        assert page.values(name, rpc_method=f"hearth.history.v1.HistoryService/{method}") == [times]
 
 
 async def test_the_page_is_one_page(start_service: StartService, env: dict[str, str], scratch: Path) -> None:

@@ -19,12 +19,16 @@ class Page:
 
     def value(self, series: str, **labels: str) -> float:
         """The sum of all series of that name with these labels; 0 without any."""
-        return sum(
+        return sum(self.values(series, **labels))
+
+    def values(self, series: str, **labels: str) -> list[float]:
+        """Those of all series of that name with these labels."""
+        return [
             sample.value
             for family in self._families
             for sample in family.samples
             if sample.name == series and labels.items() <= sample.labels.items()
-        )
+        ]
 
 
 async def read(address: str) -> Page:

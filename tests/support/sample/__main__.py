@@ -74,6 +74,8 @@ class Sample(history_service_pb2_grpc.HistoryServiceServicer):
     async def StreamEvents(
         self, request: history_service_pb2.StreamEventsRequest, context: Context
     ) -> AsyncIterator[history_service_pb2.StreamEventsResponse]:
+        if request.session.session == "defect":
+            raise RuntimeError("the stream broke")
         try:
             yield history_service_pb2.StreamEventsResponse()
             await asyncio.Event().wait()
@@ -89,6 +91,11 @@ class Sample(history_service_pb2_grpc.HistoryServiceServicer):
             logger.info("sleeping")
             await connection.execute(QUERIES.sleep, request.page_size)
         return history_service_pb2.GetSnapshotResponse()
+
+    async def MarkIncomplete(
+        self, request: history_service_pb2.MarkIncompleteRequest, context: Context
+    ) -> history_service_pb2.MarkIncompleteResponse:
+        raise RuntimeError("the call broke")
 
     async def TrimLog(
         self, request: history_service_pb2.TrimLogRequest, context: Context
