@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, cast
 
 from services.chassis.metrics import Read, Reading, Readings
@@ -41,7 +41,7 @@ class Watched:
 async def shown(rows: Rows) -> Reading:
     watched = Watched()
     watch(cast(Readings, watched), cast(Any, rows), TIERS)
-    return await cast(Any, watched.reads[0])()
+    return await cast(Awaitable[Reading], watched.reads[0]())
 
 
 async def test_unknown_instances_are_those_of_providers_that_are_on() -> None:
