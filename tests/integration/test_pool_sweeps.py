@@ -67,6 +67,8 @@ async def test_what_was_left_waiting_is_picked_up_while_deletions_wait_for_the_s
 ) -> None:
     deleted, waiting = [key() for _ in range(3)], [key() for _ in range(4)]
     await asyncio.gather(*(backend.run(session, "hello") for session in [*deleted, *waiting]))
+    # Until then the sandbox service is asked to take back what their turns used.
+    await asyncio.gather(*(backend.idle_entry(session) for session in [*deleted, *waiting]))
     names = [session.session for session in deleted]
     with frozen(house, "sandbox"):
         for session in deleted:
