@@ -17,10 +17,12 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, trace
@@ -45,27 +47,52 @@ from services.chassis.settings import ChassisSettings
 from services.chassis.span_file import SpanFile
 from services.chassis.span_words import Wordless
 
+if TYPE_CHECKING:
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
 logger = logging.getLogger(__name__)
 
 # How long a finished span may wait for its file: a killed process loses at most this much of its trace.
 _FILE_DELAY_MILLISECONDS = 200
-_FLUSH_MILLISECONDS = 3000
+# How long a collector may take for what is left at the end.
+_FLUSH_SECONDS = 3.0
 _CODE = re.compile(r"[A-Z][A-Z0-9_]*")
 _propagator = TraceContextTextMapPropagator()
 
 
 class Telemetry:
-    """The providers of this process; `shutdown` sends what is still held."""
+    """The providers of this process; `shutdown` sends what is still held.
 
-    def __init__(self, traces: TracerProvider, meters: MeterProvider) -> None:
+    `exporters` are those of them that send to a collector.
+    """
+
+    def __init__(
+        self,
+        traces: TracerProvider,
+        meters: MeterProvider,
+        exporters: Sequence[OTLPSpanExporter | OTLPMetricExporter] = (),
+    ) -> None:
         self.traces = traces
         self.meters = meters
+        self._exporters = exporters
 
     def shutdown(self) -> None:
-        """Flush and close; blocks for a few seconds at most when the collector does not answer."""
-        self.traces.force_flush(_FLUSH_MILLISECONDS)
-        self.traces.shutdown()
-        self.meters.shutdown(timeout_millis=_FLUSH_MILLISECONDS)
+        """Flush and close; what a collector does not take within a few seconds is dropped, and a file gets all."""
+        # The library waits for every batch until its exporter gives up, which that does after 10 s, or when it is shut.
+        giving_up = threading.Timer(_FLUSH_SECONDS, self._give_up)
+        giving_up.daemon = True
+        giving_up.start()
+        try:
+            self.traces.shutdown()
+            self.meters.shutdown(timeout_millis=2 * _FLUSH_SECONDS * 1000)
+        finally:
+            giving_up.cancel()
+
+    def _give_up(self) -> None:
+        logger.warning("the collector does not answer, what is left is dropped")
+        for exporter in self._exporters:
+            exporter.shutdown()
 
 
 class _Process:
@@ -94,12 +121,16 @@ def setup(settings: ChassisSettings, service: str) -> Telemetry:
         file = Wordless(SpanFile(settings.trace_file, max_bytes=settings.trace_file_bytes))
         traces.add_span_processor(BatchSpanProcessor(file, schedule_delay_millis=_FILE_DELAY_MILLISECONDS))
     readers: list[MetricReader] = []
+    exporters: list[OTLPSpanExporter | OTLPMetricExporter] = []
     if settings.otlp_endpoint:
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-        traces.add_span_processor(BatchSpanProcessor(Wordless(OTLPSpanExporter())))
-        readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
+        of_spans, of_metrics = OTLPSpanExporter(), OTLPMetricExporter()
+        exporters += [of_spans, of_metrics]
+        # After the file, so that this has all spans whatever the collector does.
+        traces.add_span_processor(BatchSpanProcessor(Wordless(of_spans)))
+        readers.append(PeriodicExportingMetricReader(of_metrics))
     if settings.metrics_listen:
         ProcessCollector(registry=registry)
         readers.append(PrometheusMetricReader(registry=registry, scope_info_enabled=False))
@@ -113,7 +144,7 @@ def setup(settings: ChassisSettings, service: str) -> Telemetry:
     trace.set_tracer_provider(traces)
     metrics.set_meter_provider(meters)
     _instrument_clients()
-    _Process.telemetry = Telemetry(traces, meters)
+    _Process.telemetry = Telemetry(traces, meters, exporters)
     return _Process.telemetry
 
 

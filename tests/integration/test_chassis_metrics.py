@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from pathlib import Path
 
@@ -96,6 +97,20 @@ async def test_a_taken_port_ends_the_start(start_service: StartService, env: dic
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(AssertionError, match=r"ended with 2(?s:.*)set HEARTH_METRICS_LISTEN to another"):
             await start_service(SAMPLE, **{**env, "HEARTH_METRICS_LISTEN": address})
+
+
+async def test_a_collector_that_never_answers_does_not_keep_a_process(
+    start_service: StartService, env: dict[str, str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        sample = await start_service(SAMPLE, **env, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
+        await visit(sample.address)
+        sample.signal(signal.SIGTERM)
+        # One batch alone would take 10 s.
+        assert await sample.wait(9) == 0
+    assert "the collector does not answer" in sample.log()
+    assert "Traceback" not in sample.log()
 
 
 async def test_a_collector_is_told_the_same(start_service: StartService, env: dict[str, str]) -> None:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from aiohttp.http_exceptions import BadHttpMessage
 from opentelemetry import propagate, trace
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased
 from opentelemetry.trace import SpanKind
+from prometheus_client import CollectorRegistry
 
 from services.chassis import telemetry
 from services.chassis.logs import setup_logging
@@ -109,6 +117,31 @@ def root_logger() -> Iterator[logging.Logger]:
     yield root
     root.handlers[:] = before
     root.setLevel(level)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_collector_that_is_away_costs_its_spans_and_not_the_end(listens: bool, tmp_path: Path) -> None:
+    # Where somebody listens, nobody ever answers.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        if not listens:
+            silent.close()
+        of_spans, of_metrics = OTLPSpanExporter(endpoint), OTLPMetricExporter(endpoint)
+        traces, path = TracerProvider(shutdown_on_exit=False), tmp_path / "spans.jsonl"
+        for exporter in (SpanFile(path, max_bytes=10_000_000), of_spans):
+            traces.add_span_processor(BatchSpanProcessor(exporter))
+        pages = PrometheusMetricReader(registry=CollectorRegistry())
+        meters = MeterProvider([PeriodicExportingMetricReader(of_metrics), pages], shutdown_on_exit=False)
+        meters.get_meter("test").create_counter("things").add(1)
+        for number in range(2_000):
+            traces.get_tracer("test").start_span(f"work {number}").end()
+        held = telemetry.Telemetry(traces, meters, [of_spans, of_metrics])
+        ending = threading.Thread(target=held.shutdown, daemon=True)
+        ending.start()
+        # It would be half a minute, for four batches.
+        ending.join(10)
+        assert not ending.is_alive()
+    assert len(read(path)) == 2_000
 
 
 def test_json_logs(provider: TracerProvider, root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
