@@ -1,7 +1,7 @@
 """The file store of traces: one JSON object a line, a file for each service and at most one older one beside it.
 
-What is written is described by `services.chassis.span_file`. A line that is not whole yet is left for later; lines are
-parsed only where they are asked for, as the files of a busy stack are large.
+What is written is described by `services.chassis.span_file`. A line that is not whole, or not yet, is passed over;
+lines are parsed only where they are asked for, as the files of a busy stack are large.
 """
 
 from __future__ import annotations
@@ -125,8 +125,18 @@ class TraceStore:
         for path in sorted(self._directory.glob("*.jsonl*")):
             with path.open("rb") as file:
                 for line in file:
-                    if text.encode() in line and line.endswith(b"}\n"):
-                        yield Span.of(json.loads(line))
+                    if text.encode() in line and (span := _read(line)) is not None:
+                        yield span
+
+
+def _read(line: bytes) -> Span | None:
+    """The span of a line; None of one that is not whole: it is still being written, or its writer was ended in it."""
+    if not line.endswith(b"}\n"):
+        return None
+    try:
+        return Span.of(json.loads(line))
+    except (ValueError, KeyError):
+        return None
 
 
 def _is_meant(span: Span, wanted: str) -> bool:

@@ -27,13 +27,19 @@ class SpanFile(SpanExporter):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._max_bytes = max_bytes
+        # Whether the last line of the file has no end; the next one begins anew, so that both are not lost.
+        self._torn = False
         self._file = self._open()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self._make_room()
-        rest = memoryview("".join(json.dumps(span_record(done)) + "\n" for done in spans).encode())
+        begin = "\n" if self._torn else ""
+        rest = memoryview((begin + "".join(json.dumps(span_record(done)) + "\n" for done in spans)).encode())
+        # A disk that is full may have taken a part.
+        self._torn = True
         while rest:
             rest = rest[os.write(self._file, rest) :]
+        self._torn = False
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
@@ -43,7 +49,11 @@ class SpanFile(SpanExporter):
         return True
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        opened = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(opened).st_size
+        # As a process may leave it that was killed while it wrote.
+        self._torn = size > 0 and os.pread(opened, 1, size - 1) != b"\n"
+        return opened
 
     def _make_room(self) -> None:
         while not self._is_present() or os.fstat(self._file).st_size >= self._max_bytes:

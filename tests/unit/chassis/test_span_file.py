@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from services.chassis.span_file import OLDER, SpanFile
@@ -36,6 +39,34 @@ def test_a_full_file_is_set_aside_and_the_one_before_is_gone(tmp_path: Path) -> 
     assert (names(older), names(path)) == ([f"work {n}" for n in range(4, 8)], [f"work {n}" for n in range(8, 12)])
     assert sorted(found.name for found in tmp_path.iterdir()) == [path.name, older.name]
     file.shutdown()
+
+
+def test_a_torn_line_costs_no_other_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "spans.jsonl"
+    # As a process leaves it that was killed while it wrote.
+    path.write_text('{"trace_id": "')
+    file = SpanFile(path, max_bytes=1_000_000)
+    file.export(batch(0, 1))
+    write = os.write
+
+    def full(descriptor: int, data: memoryview) -> int:
+        monkeypatch.setattr(os, "write", no_space)
+        return write(descriptor, data[:20])
+
+    def no_space(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="no space"):
+        file.export(batch(1, 1))
+    monkeypatch.setattr(os, "write", write)
+    file.export(batch(2, 2))
+    file.shutdown()
+    torn, first, also_torn, *rest = path.read_text().splitlines()
+    for line in (torn, also_torn):
+        with pytest.raises(ValueError):
+            json.loads(line)
+    assert [json.loads(line)["name"] for line in (first, *rest)] == ["work 0", "work 2", "work 3"]
 
 
 def test_those_who_share_a_file_change_together(tmp_path: Path) -> None:

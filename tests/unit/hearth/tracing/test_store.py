@@ -69,6 +69,17 @@ def test_what_is_not_there_or_not_clear_is_said(store: TraceStore, wanted: str, 
         store.find(wanted)
 
 
+def test_a_torn_line_hides_no_other_one(tmp_path: Path) -> None:
+    turn = {"attributes": {"hearth.execution": ONE}}
+    whole = line(A, "01", "turn", 10, **turn)
+    # Another process wrote behind what one that was killed left, or part of a line was lost.
+    torn = [line(A, "02", "turn", 20, **turn)[:120] + line(A, "03", "turn", 30, **turn), f'{{"trace_id": "{A}"}}\n']
+    (tmp_path / "pool.jsonl").write_text(torn[0] + whole + "".join(torn) + line(A, "04", "work", 40))
+    store = TraceStore(tmp_path)
+    assert ids(store, ONE) == ids(store, A) == ids(store, "latest") == ["01", "04"]
+    assert [span.span_id for span in store.all()] == ["01", "04"]
+
+
 def test_an_empty_store_has_no_latest_turn(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "missing"):
         with pytest.raises(NotFound, match="no turn"):
