@@ -1,4 +1,4 @@
-"""Uploads over gRPC whose caller goes silent: they end, with a status that says so."""
+"""Uploads over gRPC: one that goes silent is ended, and one counts until it is stored, whoever still waits for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from services.chassis.calls import open_channel
 from services.chassis.errors import DeadlineExceeded
 from services.chassis.server import App, started
 from services.chassis.settings import ChassisSettings
-from services.pool.attachments import PAUSE_SECONDS
+from services.pool.attachments import (
+    MAX_CHUNK_BYTES,
+    MAX_UNDER_WAY_BYTES,
+    PAUSE_SECONDS,
+    Attachment,
+    NewAttachment,
+)
 from services.pool.requests import Known
 from services.pool.service import SessionService
 from tests.contract.pool.house import eventually
@@ -26,15 +32,17 @@ from tests.unit.pool.clocks import ManualClock
 
 
 @asynccontextmanager
-async def serving(clock: ManualClock) -> AsyncIterator[session_service_pb2_grpc.SessionServiceAsyncStub]:
-    """The service with nothing behind it: what is refused before it is stored reaches nothing."""
+async def serving(
+    clock: ManualClock, inputs: object = None
+) -> AsyncIterator[session_service_pb2_grpc.SessionServiceAsyncStub]:
+    """The service with nothing behind it but what stores attachments."""
     behind = cast(Any, None)
 
     @asynccontextmanager
     async def build(app: App[ChassisSettings]) -> AsyncIterator[None]:
         service = SessionService(
             store=behind,
-            inputs=behind,
+            inputs=cast(Any, inputs),
             commands=behind,
             interactions=behind,
             credentials=behind,
@@ -53,24 +61,24 @@ async def serving(clock: ManualClock) -> AsyncIterator[session_service_pb2_grpc.
         yield cast(Any, session_service_pb2_grpc.SessionServiceStub(channel))
 
 
-def requests_before(silence: str) -> list[calls.PutAttachmentRequest]:
-    """What is sent before the caller goes silent."""
+def messages(data: bytes, piece: int) -> list[calls.PutAttachmentRequest]:
+    """An upload."""
     description = calls.AttachmentDescription(
         session=session_pb2.SessionKey(project="acme", session="s"),
         request_id="r",
         name="a.txt",
         media_type="text/plain",
-        size_bytes=10,
-        digest=hashlib.sha256(b"0123456789").hexdigest(),
+        size_bytes=len(data),
+        digest=hashlib.sha256(data).hexdigest(),
     )
-    messages = [calls.PutAttachmentRequest(description=description), calls.PutAttachmentRequest(chunk=b"01234")]
-    return messages[: ["description", "chunk", "rest"].index(silence)]
+    chunks = [calls.PutAttachmentRequest(chunk=data[start : start + piece]) for start in range(0, len(data), piece)]
+    return [calls.PutAttachmentRequest(description=description), *chunks]
 
 
 @pytest.mark.parametrize("silence", ["description", "chunk", "rest"])
 async def test_an_upload_that_goes_silent_is_ended(silence: str) -> None:
     clock = ManualClock()
-    before = requests_before(silence)
+    before = messages(b"0123456789", 5)[: ["description", "chunk", "rest"].index(silence)]
 
     async def requests() -> AsyncIterator[calls.PutAttachmentRequest]:
         for request in before:
@@ -89,3 +97,35 @@ async def test_an_upload_that_goes_silent_is_ended(silence: str) -> None:
     assert isinstance(error, DeadlineExceeded)
     assert error.reason == "DEADLINE_EXCEEDED"
     assert "sent nothing for 15 s" in error.message
+
+
+class Storing:
+    """Stores attachments when it is let."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.let = asyncio.Event()
+
+    async def attach(self, new: NewAttachment) -> Attachment:
+        self.sizes.append(len(new.content))
+        await self.let.wait()
+        return Attachment("id", new.name, new.media_type, new.digest, len(new.content))
+
+
+async def test_an_upload_counts_until_it_is_stored_also_when_its_caller_has_left() -> None:
+    storing, quarter = Storing(), MAX_UNDER_WAY_BYTES // 4
+    large, small = messages(bytes(quarter // 4), MAX_CHUNK_BYTES), messages(b"x", 1)
+    async with serving(ManualClock(), storing) as sessions:
+        for number in range(1, 5):
+            call = sessions.PutAttachment(iter(large), timeout=30)
+
+            async def reached(number: int = number) -> bool:
+                return len(storing.sizes) == number
+
+            await eventually(reached)
+            call.cancel()
+        error = await refused(sessions.PutAttachment(iter(small), timeout=30))
+        assert error.reason == "OVERLOADED"
+        storing.let.set()
+        assert (await sessions.PutAttachment(iter(small), timeout=30)).attachment.size_bytes == 1
+    assert storing.sizes == [quarter // 4] * 4 + [1]
