@@ -140,7 +140,8 @@ RETURNING l.id, l.purged_at IS NOT NULL AS purged
 SELECT history.purge_batch($1, $2)
 
 -- name: logs_to_purge
-SELECT l.id FROM history.logs l WHERE l.deleted_at IS NOT NULL AND l.purged_at IS NULL ORDER BY l.id LIMIT $1
+-- At random: one that fails again and again keeps no other from being removed.
+SELECT l.id FROM history.logs l WHERE l.deleted_at IS NOT NULL AND l.purged_at IS NULL ORDER BY random() LIMIT $1
 
 -- name: next_expiry
 SELECT n.first, n.last FROM history.next_expiry($1, $2) AS n

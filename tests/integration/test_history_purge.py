@@ -13,7 +13,7 @@ import pytest
 
 from hearth.secret import Secret
 from services.chassis.migrations import migrate
-from services.history.store import SCHEMA
+from services.history.store import QUERIES, SCHEMA
 
 VERSIONS = Path(__file__).resolve().parents[2] / "services" / "history" / "migrations" / "versions"
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -102,3 +102,14 @@ async def test_a_log_that_was_called_purged_with_rows_behind_it_is_purged_again(
     await database.execute("UPDATE history.logs SET purged_at = now()")
     await migrate(Secret(postgres_dsn), SCHEMA, "services.history")
     assert [await is_purged(database, log) for log in logs] == [False, False, False, True]
+
+
+async def test_a_log_that_cannot_be_removed_keeps_no_other_one(
+    postgres_dsn: str, connections: list[Connection]
+) -> None:
+    await migrate(Secret(postgres_dsn), SCHEMA, "services.history")
+    database = connections[0]
+    logs, found = {await deleted_log(database, events=1) for _ in range(3)}, set[int]()
+    for _ in range(200):
+        found |= {row["id"] for row in await database.fetch(QUERIES.logs_to_purge, 1)}
+    assert found == logs
