@@ -308,12 +308,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 if _caller_is_gone(error):
                     # There is nobody to answer, and gRPC is about to cancel this call.
                     raise asyncio.CancelledError from error
-                seen = _seen_by_caller(error, method)
-                if seen.code in _DEFECTS:
-                    self._broken.add(1, method.lstrip("/"))
-                await abort(context, seen)
+                await abort(context, self._counted(_seen_by_caller(error, method), method))
 
         return as_handler(handler, mapped, parse=_tolerant(handler, _OPEN_BYTES if is_open(method) else None))
+
+    def _counted(self, seen: HearthError, method: str) -> HearthError:
+        if seen.code in _DEFECTS:
+            self._broken.add(1, method.lstrip("/"))
+        return seen
 
 
 def _running_task() -> asyncio.Task[Any]:
