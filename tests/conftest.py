@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from opentelemetry import trace
 
 from tests.support import processes
 from tests.support.processes import ServiceProcess
@@ -58,6 +59,13 @@ def postgres_dsn(servers: Servers) -> Iterator[str]:
     dsn = servers.create_database()
     yield dsn
     servers.drop_database(dsn)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def untraced() -> Iterator[None]:
+    """No test sets up the telemetry of its own process: nobody can undo that, and all later ones would be traced."""
+    yield
+    assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from hearth.channel import open_channel as open_client_channel
 from hearth.history.v1 import history_service_pb2, history_service_pb2_grpc
 from hearth.tls import Pair, Tls, TlsError
 from services.chassis.calls import open_channel
-from services.chassis.server import App, serve, started
+from services.chassis.server import App, started
 from services.chassis.settings import ChassisSettings, StartupError
 from services.chassis.tls import server_tls
 from tests.support.certificates import Certificates, Files
@@ -138,7 +138,7 @@ async def test_what_cannot_be_used_changes_nothing_and_is_told_once(
     ],
 )
 async def test_a_start_with_files_that_cannot_be_used_is_refused(
-    setting: str, content: str, certificates: Certificates, capsys: pytest.CaptureFixture[str]
+    setting: str, content: str, certificates: Certificates
 ) -> None:
     files = certificates.issue("server")
     wrong = certificates.directory / "wrong.pem"
@@ -150,9 +150,10 @@ async def test_a_start_with_files_that_cannot_be_used_is_refused(
         async with open_channel(app.address, app.settings), build(app):
             yield
 
-    assert await serve(ChassisSettings(**given), "tls", calling) == 2
-    told = capsys.readouterr().err
-    assert f"HEARTH_{setting.upper()} is wrong: {wrong}" in told
+    with pytest.raises(StartupError, match=f"HEARTH_{setting.upper()} is wrong: {wrong}") as refused:
+        async with started(ChassisSettings(**given), "tls", calling):
+            pass
+    assert refused.value.exit_code == 2
 
 
 async def test_callers_have_to_show_a_certificate_of_the_right_authority(
