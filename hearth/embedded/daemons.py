@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,6 +21,10 @@ import psutil
 HOST = "127.0.0.1"
 _POLL_SECONDS = 0.01
 _LOG_TAIL_LINES = 15
+# Of Linux; and how many of the ports below are tried.
+_HANDED_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_PORT = 12_000
+_ATTEMPTS = 20
 
 # Children of this very process, which has to collect them when they end. Dropping a Popen of a running process warns.
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -139,11 +145,26 @@ def working_in(directory: Path, name: str) -> list[int]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now."""
+    """A TCP port that nobody listens on now; where the system tells, one that it gives to nobody who asks for any.
+
+    Between this call and the start of the server that is to listen there, another one could get it else.
+    """
     with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        for port in (*random.sample(_quiet_ports(), _ATTEMPTS), 0):
+            with contextlib.suppress(OSError):
+                probe.bind((HOST, port))
+                break
+        found: int = probe.getsockname()[1]
+        return found
+
+
+def _quiet_ports() -> range:
+    """Ports below those that the system hands out."""
+    try:
+        lowest = int(_HANDED_OUT.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        lowest = 0
+    return range(_LOWEST_PORT, max(lowest, _LOWEST_PORT + _ATTEMPTS))
 
 
 def port_taken(port: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import sys
 import uuid
 from collections.abc import AsyncIterator
@@ -16,18 +15,12 @@ import aiohttp
 from playwright.async_api import Page, expect
 
 import hearth
+from hearth.embedded.daemons import free_port
 from tests.contract.pool.house import House
 from tests.support import processes
 from tests.support.browser import page_in_browser, picture
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 @asynccontextmanager

@@ -13,7 +13,6 @@ import platform
 import secrets
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ import aiohttp
 import psutil
 import pytest
 
+from hearth.embedded import daemons
 from tests.support import npm, processes
 from tests.support.waiting import ended
 
@@ -118,7 +118,7 @@ async def real_sandbox_agent(
         _write_script(launchers / name, "exit 0")
         _write_script(launchers / "agent_processes" / f"{name}-acp", f"exec {shlex.join(command)}")
     token = secrets.token_hex(16)
-    port = _free_port()
+    port = daemons.free_port()
     process, log_file, member = _start(
         [str(binary), "server", "--token", token, "--no-telemetry", "--host", "127.0.0.1", "--port", str(port)],
         home,
@@ -231,10 +231,3 @@ async def _healthy(session: aiohttp.ClientSession, url: str) -> bool:
 def _write_script(path: Path, line: str) -> None:
     path.write_text(f"#!/bin/sh\n{line}\n")
     path.chmod(0o755)
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
