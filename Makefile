@@ -47,7 +47,7 @@ LONG := tests/agents tests/fuzz tests/model \
   tests/deployment/test_compose.py \
   tests/e2e/test_chat.py tests/e2e/test_control.py tests/e2e/test_credentials_and_files.py tests/e2e/test_demo_daytona.py \
   tests/e2e/test_metrics.py tests/e2e/test_one_trace.py tests/e2e/test_operators.py tests/e2e/test_otlp.py \
-  tests/e2e/test_raw_dumps.py \
+  tests/e2e/test_raw_dumps.py tests/e2e/test_sending_again.py tests/e2e/test_stack_commands.py \
   tests/e2e/test_third_party_stack.py tests/e2e/test_tls.py tests/e2e/test_trace_page.py \
   tests/faults/test_control_crash_points.py tests/faults/test_control_races.py tests/faults/test_control_workload.py \
   tests/faults/test_faults.py \
@@ -58,7 +58,8 @@ LONG := tests/agents tests/fuzz tests/model \
   tests/contract/pool/test_liveness.py tests/contract/pool/test_replicas.py \
   tests/contract/provider/test_daemons.py tests/contract/provider/test_daytona_daemon.py tests/contract/provider/test_daytona_states.py \
   tests/contract/provider/test_daytona_storm.py tests/contract/provider/test_given_up.py \
-  tests/integration/test_bench_smoke.py tests/integration/test_bench_warm.py tests/integration/test_browser.py \
+  tests/contract/harness/test_http_shapes.py \
+  tests/integration/test_agentd.py tests/integration/test_bench_smoke.py tests/integration/test_bench_warm.py tests/integration/test_browser.py \
   tests/integration/test_catalogue_grpc.py tests/integration/test_catalogue_stalled_reader.py \
   tests/integration/test_catalogue_watch.py tests/integration/test_chassis_embedded.py \
   tests/integration/test_chassis_metrics.py tests/integration/test_daytona_lost_in_a_turn.py \
@@ -66,7 +67,7 @@ LONG := tests/agents tests/fuzz tests/model \
   tests/integration/test_history_kills.py tests/integration/test_history_outage.py \
   tests/integration/test_pool_asking.py tests/integration/test_pool_crashes.py tests/integration/test_pool_ownership.py \
   tests/integration/test_pool_credentials_sealed.py tests/integration/test_pool_postgres_away.py \
-  tests/integration/test_pool_races.py \
+  tests/integration/test_pool_races.py tests/integration/test_pool_sweeps.py \
   tests/integration/test_producer_spill.py tests/integration/test_relay_slow_readers.py \
   tests/integration/test_sandbox_on_daytona.py tests/integration/test_sandbox_provider_failures.py \
   tests/integration/test_sandbox_workers.py \
