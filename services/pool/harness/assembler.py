@@ -286,11 +286,12 @@ class TurnAssembler:
             yield from self._change(tool, update)
         tool.told = True
         tool.status = cut(update.status, NAME_BYTES) or tool.status
-        output = update.output
-        if output is None and (tool.raw or not tool.output_bytes or update.status == "failed"):
-            output, tool.raw = update.raw_output, update.raw_output is not None
-        if output is not None:
-            yield from self._set_output(tool, output)
+        if update.output is not None:
+            tool.raw = False
+            yield from self._set_output(tool, update.output)
+        elif update.raw_output is not None and (tool.raw or not tool.output_bytes or update.status == "failed"):
+            tool.raw = True
+            yield from self._set_output(tool, update.raw_output)
         if update.more_output:
             yield from self._add_output(tool, update.more_output)
         if update.status in ("completed", "failed"):

@@ -535,6 +535,10 @@ def test_raw_output_takes_the_place_of_no_better_words() -> None:
     assert output_of(edit, {"status": "failed", "rawOutput": "no such file"}) == "no such file"
     assert output_of({"rawOutput": "1"}, {"rawOutput": "1 2"}, {"status": "completed"}) == "1 2"
     assert output_of({"rawOutput": "1"}, {"status": "completed", **edit}) == "-a\n+b"
+    assert (
+        output_of({"rawOutput": "1"}, {"status": "in_progress"}, {"status": "completed", "rawOutput": "1 2"}) == "1 2"
+    )
+    assert output_of({"rawOutput": "1"}, edit, {"status": "completed", "rawOutput": "updated"}) == "-a\n+b"
 
 
 @pytest.mark.parametrize("text", ["", "abc", "é" * 10, "a€b" * 5, "\U0001f600" * 4])
