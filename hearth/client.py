@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -203,15 +202,14 @@ class Client:
             for start in range(0, len(data), CHUNK_BYTES):
                 yield session_service_pb2.PutAttachmentRequest(chunk=data[start : start + CHUNK_BYTES])
 
-        for attempt in itertools.count(1):
+        left = _UPLOADS
+        while True:
+            left -= 1
             try:
-                answer = await answered(self.sessions.PutAttachment(requests(), timeout=UPLOAD_SECONDS))
+                return (await answered(self.sessions.PutAttachment(requests(), timeout=UPLOAD_SECONDS))).attachment
             except CallError as error:
-                if attempt == _UPLOADS or not status_is_lost(error):
+                if not left or not status_is_lost(error):
                     raise
-            else:
-                return answer.attachment
-        raise AssertionError("counting has no end")
 
     async def stop(
         self, key: session_pb2.SessionKey, *, execution_id: str = "", seen_epoch: int = 0, request_id: str = ""
